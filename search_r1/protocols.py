@@ -1,0 +1,164 @@
+"""The seams. An implementation never imports another implementation, only these.
+
+Each protocol has one contract suite in tests/contract, run over every implementation, and a fake in tests/fakes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from search_r1.types import (
+    Action,
+    Completion,
+    Observation,
+    Passage,
+    RolloutBatch,
+    SamplingConfig,
+    TrainBatch,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Metrics = dict[str, float]
+"""`area/name` to a number."""
+Weights = Iterable[tuple[str, "Tensor"]]
+"""Hugging Face parameter names with full (unsharded) tensors, streamed one by one."""
+State = dict[str, Any]
+"""A checkpoint part: nested containers of tensors and plain values."""
+
+
+class RolloutEngine(Protocol):
+    """Samples from the current policy: vLLM, Hugging Face, several of either, or a fake in tests."""
+
+    def generate(
+        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """One completion a context, in order. No contexts: an empty list.
+
+        `seeds` (one a context) make each row's draws independent of its batch-mates and of the number of workers.
+        A context that leaves no room in the model's window, or an empty one, raises `EngineError`.
+        """
+        ...
+
+    def load_weights(self, weights: Weights) -> None:
+        """Replace the policy's weights in place; whatever was cached under the old ones is dropped."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Environment(Protocol):
+    """Reads actions out of completions and answers them."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Stop strings that end a turn."""
+        ...
+
+    def parse(self, completion: Completion) -> Action: ...
+
+    def step(self, actions: Sequence[Action], prompts: Sequence[Any]) -> list[Observation]:
+        """Answer one action of each of many trajectories at once, in order. Never called with an answer.
+
+        `prompts` are the `Prompt`s of the same trajectories. An infrastructure failure comes back as an
+        observation whose `failure` names the cause.
+        """
+        ...
+
+
+class Retriever(Protocol):
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Best passages first, one list a query, in order. Raises `RetrieverError` when it cannot be had."""
+        ...
+
+
+class Reward(Protocol):
+    def __call__(self, trajectory: Trajectory) -> float | Mapping[str, float]:
+        """The reward, or a mapping with `reward` and the parts it is made of."""
+        ...
+
+
+class Policy(Protocol):
+    """The trainable actor, or a frozen reference."""
+
+    def log_probs(self, batch: RolloutBatch) -> Tensor:
+        """(B, T) at the sampling temperature, 0 outside the loss mask."""
+        ...
+
+    def update(self, batch: TrainBatch) -> Metrics: ...
+
+    def state(self) -> State:
+        """Everything needed to go on exactly: weights, optimizer, schedule."""
+        ...
+
+    def load_state(self, state: State) -> None: ...
+
+    def save_pretrained(self, path: str) -> None:
+        """Write a plain Hugging Face folder (weights and config)."""
+        ...
+
+
+class Critic(Protocol):
+    def values(self, batch: RolloutBatch) -> Tensor:
+        """(B, T): the value of the state before each token, 0 outside the loss mask."""
+        ...
+
+    def update(self, batch: TrainBatch) -> Metrics: ...
+
+    def state(self) -> State: ...
+
+    def load_state(self, state: State) -> None: ...
+
+
+class WeightSync(Protocol):
+    def __call__(self) -> Metrics:
+        """Carry the policy's weights to the engine. Afterwards every completion is sampled under them."""
+        ...
+
+
+class Sharding(Protocol):
+    """How a model lies over the workers: replicated or FSDP2."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    def wrap(self, model: nn.Module) -> nn.Module: ...
+
+    def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Around each micro-batch: gradients are reduced (summed over the workers) only on the last one."""
+        ...
+
+    def finish_gradients(self, model: nn.Module) -> None:
+        """Called once before clipping: whatever reduction the last backward did not do."""
+        ...
+
+    def clip_grad_norm(self, model: nn.Module, max_norm: float) -> float:
+        """The global gradient norm before clipping."""
+        ...
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Element-wise sum of a small tensor over the workers."""
+        ...
+
+    def max(self, values: Tensor) -> Tensor: ...
+
+    def full_weights(self, model: nn.Module) -> Weights: ...
+
+    def full_state(self, model: nn.Module, optimizer: Any) -> State:
+        """Unsharded weights and optimizer state on rank 0 (empty elsewhere), loadable on any number of workers."""
+        ...
+
+    def load_full_state(self, model: nn.Module, optimizer: Any, state: State) -> None: ...
+
+
+class Tracker(Protocol):
+    def log(self, metrics: Metrics, step: int) -> None: ...
+
+    def close(self) -> None: ...
