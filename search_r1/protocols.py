@@ -82,24 +82,24 @@ class Reward(Protocol):
         ...
 
 
-class Policy(Protocol):
-    """The trainable actor, or a frozen reference."""
+class Reference(Protocol):
+    """A frozen policy that only scores."""
 
     def log_probs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) at the sampling temperature, 0 outside the loss mask."""
         ...
 
+
+class Policy(Reference, Protocol):
+    """The trainable actor."""
+
     def update(self, batch: TrainBatch) -> Metrics: ...
 
-    def state(self) -> State:
-        """Everything needed to go on exactly: weights, optimizer, schedule."""
+    def save(self, folder: str) -> None:
+        """Write a Hugging Face folder, with what is needed to go on exactly (optimizer, schedule) beside the weights."""
         ...
 
-    def load_state(self, state: State) -> None: ...
-
-    def save_pretrained(self, path: str) -> None:
-        """Write a plain Hugging Face folder (weights and config)."""
-        ...
+    def load(self, folder: str) -> None: ...
 
 
 class Critic(Protocol):
@@ -109,9 +109,9 @@ class Critic(Protocol):
 
     def update(self, batch: TrainBatch) -> Metrics: ...
 
-    def state(self) -> State: ...
+    def save(self, folder: str) -> None: ...
 
-    def load_state(self, state: State) -> None: ...
+    def load(self, folder: str) -> None: ...
 
 
 class WeightSync(Protocol):

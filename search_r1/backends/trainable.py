@@ -1,0 +1,109 @@
+"""A module with its optimizer, schedule and sharding: the one place where weights change."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from search_r1.backends.optim import build_optimizer, build_schedule
+from search_r1.config import OptimConfig
+from search_r1.protocols import Metrics, Sharding, State
+
+logger = logging.getLogger(__name__)
+MicroBatch = TypeVar("MicroBatch")
+LossFunction = Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]]
+"""The micro-batch's part of the mini-batch loss, and the sums its metrics are made of."""
+
+
+class Trainable:
+    """Steps an optimizer over micro-batches, the same way for policy, critic and supervised fine-tuning."""
+
+    def __init__(self, module: nn.Module, config: OptimConfig, total_steps: int, sharding: Sharding) -> None:
+        self.sharding = sharding
+        self.module = sharding.wrap(module)
+        self.config = config
+        self.optimizer = build_optimizer(self.module, config)
+        self.schedule = build_schedule(self.optimizer, config, total_steps)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction[MicroBatch],
+        empty: Callable[[], MicroBatch],
+    ) -> Metrics:
+        """One optimizer step over one mini-batch.
+
+        Args:
+            micro_batches: this worker's part; workers may have different numbers of them.
+            loss_function: its losses must add up, over all micro-batches of all workers, to the mini-batch loss.
+            empty: a micro-batch without loss, so that every worker takes part in the same number of collectives.
+
+        Returns:
+            `loss`, `grad_norm`, `lr`, `bad_step` (1.0 when loss or gradient was not finite and the step was skipped),
+            and the sums over all workers of what `loss_function` reported.
+        """
+        self.module.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        rounds = int(self.sharding.max(torch.tensor(len(micro_batches))))
+        sums: dict[str, Tensor] = {}
+        for i in range(rounds):
+            micro_batch = micro_batches[i] if i < len(micro_batches) else empty()
+            with self.sharding.accumulate(self.module, last=i == rounds - 1):
+                loss, parts = loss_function(micro_batch)
+                loss.backward()
+            for name, value in {"loss": loss, **parts}.items():
+                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
+        self.sharding.finish_gradients(self.module)
+        norm = self.sharding.clip_grad_norm(self.module, self.config.max_grad_norm)
+        totals = self._totals(sums)
+        finite = math.isfinite(norm) and math.isfinite(totals.get("loss", 0.0))
+        lr = self.schedule.get_last_lr()[0]
+        if finite:
+            self.optimizer.step()
+        else:
+            logger.warning("loss %s, gradient norm %s: the optimizer step is skipped", totals.get("loss"), norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.schedule.step()
+        return totals | {"grad_norm": norm, "lr": lr, "bad_step": float(not finite)}
+
+    def _totals(self, sums: dict[str, Tensor]) -> Metrics:
+        """Summed over the workers, all of which report the same names (every worker runs a micro-batch or an empty one)."""
+        if not sums:
+            return {}
+        names = sorted(sums)
+        values = self.sharding.sum(torch.stack([sums[name] for name in names]))
+        return dict(zip(names, values.tolist(), strict=True))
+
+    def state(self) -> State:
+        """Optimizer and schedule, unsharded."""
+        full = self.sharding.full_state(self.module, self.optimizer)
+        return {"optimizer": full["optimizer"], "schedule": self.schedule.state_dict()}
+
+    def load_state(self, state: State) -> None:
+        self.sharding.load_full_state(self.module, self.optimizer, {"optimizer": state["optimizer"]})
+        self.schedule.load_state_dict(state["schedule"])
+
+    def save(self, file: Path) -> None:
+        """Every worker calls it; rank 0 writes."""
+        state = self.state()
+        if self.sharding.rank == 0:
+            torch.save(state, file)
+
+    def load(self, file: Path) -> None:
+        self.load_state(torch.load(file, map_location="cpu", weights_only=True))
+
+
+def mean_metrics(steps: Sequence[Metrics], area: str) -> Metrics:
+    """Mean over the optimizer steps of one phase, named `area/name`; `bad_step` becomes the count `bad_steps`."""
+    merged = {f"{area}/{name}": sum(s[name] for s in steps) / len(steps) for name in steps[0] if name != "bad_step"}
+    return merged | {f"{area}/bad_steps": sum(s["bad_step"] for s in steps)}
