@@ -1,0 +1,148 @@
+"""Search-R1's own override names, translated: people bring their launch scripts along.
+
+A key maps to ours, to a function that rewrites key and value, or to the sentence that says why it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from search_r1.errors import ConfigError
+
+Rewrite = Callable[[str], str]
+
+
+def _advantage(value: str) -> str:
+    if value not in ("gae", "grpo"):
+        raise ConfigError(f"algorithm.adv_estimator={value}: this framework has gae (PPO) and grpo")
+    return f"algorithm.advantage={value}"
+
+
+def _estimator(value: str) -> str:
+    names = {"kl": "k1", "low_var_kl": "k3", "mse": "k2", "abs": "abs"}
+    if value not in names:
+        raise ConfigError(f"KL type {value}: choose one of {', '.join(names)}")
+    return f"algorithm.kl_estimator={names[value]}"
+
+
+def _kl_loss(value: str) -> str:
+    return f"algorithm.kl_placement={'loss' if value.lower() == 'true' else 'reward'}"
+
+
+def _retriever_url(value: str) -> str:
+    return f"environment.retriever_urls=[{value}]"
+
+
+def _files(key: str) -> Rewrite:
+    return lambda value: f"{key}={value if value.startswith('[') else f'[{value}]'}"
+
+
+def _tracking(value: str) -> str:
+    return f"tracking.backends={value}"
+
+
+def _engine(value: str) -> str:
+    return f"engine.name={value}"
+
+
+def _timeout(value: str) -> str:
+    return f"environment.timeout_s={value}"
+
+
+LEGACY_KEYS: dict[str, str | Rewrite] = {
+    "algorithm.adv_estimator": _advantage,
+    "algorithm.kl_penalty": _estimator,
+    "algorithm.kl_ctrl.kl_coef": "algorithm.kl_coef",
+    "algorithm.kl_ctrl.type": "algorithm.kl_controller",
+    "algorithm.kl_ctrl.target_kl": "algorithm.kl_target",
+    "algorithm.kl_ctrl.horizon": "algorithm.kl_horizon",
+    "data.train_files": _files("data.train_files"),
+    "data.val_files": _files("data.val_files"),
+    "data.shuffle_train_dataloader": "data.shuffle",
+    "data.max_start_length": "rollout.max_start_length",
+    "data.max_response_length": "rollout.max_response_length",
+    "data.max_obs_length": "rollout.max_obs_length",
+    "data.max_prompt_length": "rollout.max_prompt_length",
+    "max_turns": "rollout.max_turns",
+    "retriever.url": _retriever_url,
+    "retriever.topk": "environment.top_k",
+    "retriever.timeout": _timeout,
+    "actor_rollout_ref.model.path": "model.path",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "actor_rollout_ref.actor.optim.lr": "policy.optim.lr",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": "policy.optim.warmup_ratio",
+    "actor_rollout_ref.actor.optim.weight_decay": "policy.optim.weight_decay",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "policy.mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs": "policy.epochs",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "policy.max_tokens_per_micro_batch",
+    "actor_rollout_ref.actor.grad_clip": "policy.optim.max_grad_norm",
+    "actor_rollout_ref.actor.clip_ratio": "policy.clip_ratio",
+    "actor_rollout_ref.actor.entropy_coeff": "policy.entropy_coef",
+    "actor_rollout_ref.actor.use_kl_loss": _kl_loss,
+    "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl_coef",
+    "actor_rollout_ref.actor.kl_loss_type": _estimator,
+    "actor_rollout_ref.rollout.name": _engine,
+    "actor_rollout_ref.rollout.n": "rollout.group_size",
+    "actor_rollout_ref.rollout.n_agent": "rollout.group_size",
+    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
+    "actor_rollout_ref.rollout.top_p": "rollout.top_p",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "engine.tensor_parallel_size",
+    "critic.optim.lr_warmup_steps_ratio": "critic.optim.warmup_ratio",
+    "critic.model.path": "model.critic_path",
+    "critic.ppo_mini_batch_size": "critic.mini_batch_size",
+    "critic.cliprange_value": "critic.clip_value",
+    "trainer.critic_warmup": "critic.warmup_steps",
+    "trainer.total_training_steps": "trainer.total_steps",
+    "trainer.total_epochs": "trainer.epochs",
+    "trainer.save_freq": "trainer.save_every_steps",
+    "trainer.test_freq": "validation.every_steps",
+    "trainer.logger": _tracking,
+    "trainer.project_name": "tracking.project",
+    "trainer.experiment_name": "tracking.run_name",
+    "trainer.default_local_dir": "run_dir",
+    "+trainer.val_before_train": "validation.before_training",
+    "trainer.val_before_train": "validation.before_training",
+    "trainer.default_hdfs_dir": "no upload to HDFS: checkpoints are written to run_dir",
+    "+trainer.val_only": "use ./evaluate.sh",
+    "trainer.val_only": "use ./evaluate.sh",
+    "trainer.n_gpus_per_node": "workers are counted over all nodes: cluster.num_workers and cluster.gpus_per_worker=1",
+    "trainer.nnodes": "workers are counted over all nodes: cluster.num_workers",
+    "data.train_data_num": "write a smaller parquet with data_prep.qa --limit",
+    "data.val_data_num": "data.max_val_questions limits validation",
+    "algorithm.no_think_rl": "the template decides what the model writes: data.template",
+    "do_search": "searching is what the search environment does; rollout.max_turns=0 never searches",
+    "actor_rollout_ref.actor.state_masking": "observations are never trained on",
+    "actor_rollout_ref.model.use_remove_padding": "micro-batches are cut to their length already",
+    "actor_rollout_ref.actor.use_dynamic_bsz": "micro-batches always follow a token budget",
+    "actor_rollout_ref.actor.ppo_micro_batch_size": "set policy.max_tokens_per_micro_batch (tokens a worker)",
+    "critic.ppo_micro_batch_size": "set critic.max_tokens_per_micro_batch (tokens a worker)",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size": "log-probs follow policy.max_tokens_per_micro_batch",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size": "log-probs follow policy.max_tokens_per_micro_batch",
+}
+
+
+def translate(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Translate the overrides that carry one of Search-R1's names.
+
+    Returns:
+        The overrides in our names, and one sentence a translation.
+    """
+    translated, notes = [], []
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        target = LEGACY_KEYS.get(key) if separator else None
+        if target is None:
+            translated.append(override)
+            continue
+        if callable(target):
+            ours = target(value)
+        elif " " in target:
+            notes.append(f"{override} has no effect here: {target}")
+            continue
+        else:
+            ours = f"{target}={value}"
+        translated.append(ours)
+        if ours.partition("=")[0] != key:
+            notes.append(f"{override} became {ours}")
+    return translated, notes

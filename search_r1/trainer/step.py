@@ -1,0 +1,183 @@
+"""One training step, start to end. Everything it calls is a pure function or a protocol."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from search_r1.algorithms import advantages as estimators
+from search_r1.algorithms.kl import KL_ESTIMATORS, AdaptiveKLController, FixedKLController
+from search_r1.algorithms.masking import masked_mean, masked_whiten
+from search_r1.config import Config
+from search_r1.data.collate import collate
+from search_r1.errors import TrainingError
+from search_r1.protocols import Critic, Metrics, Policy, Reference, Reward, WeightSync
+from search_r1.rewards import score
+from search_r1.rollout.manager import LLMGenerationManager
+from search_r1.rollout.metrics import rollout_metrics
+from search_r1.types import Prompt, Question, RolloutBatch, SamplingConfig, Status, TrainBatch, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Who takes part in a step. No critic means GRPO, no reference means no KL term."""
+
+    policy: Policy
+    manager: LLMGenerationManager
+    reward: Reward
+    sync_weights: WeightSync
+    encode_prompt: Callable[[Question], tuple[int, ...]]
+    pad_token_id: int
+    reference: Reference | None = None
+    critic: Critic | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    metrics: Metrics
+    trajectories: list[Trajectory]
+    parts: list[dict[str, float]]
+    """Reward and its parts, one mapping a trajectory; empty for a VOID one."""
+    batch: TrainBatch
+    times: Metrics = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Seconds of a step's phases, as `time/<phase>_s`."""
+
+    def __init__(self) -> None:
+        self.times: Metrics = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.times[f"time/{name}_s"] = self.times.get(f"time/{name}_s", 0.0) + time.perf_counter() - start
+
+
+def make_prompts(roles: Roles, questions: Sequence[Question], group_size: int) -> list[Prompt]:
+    """Each question `group_size` times; the group is the place in the batch, so equal rows stay apart."""
+    return [
+        Prompt(question, group_id, token_ids)
+        for group_id, question in enumerate(questions)
+        for token_ids in [roles.encode_prompt(question)]
+        for _ in range(group_size)
+    ]
+
+
+def train_step(
+    roles: Roles,
+    questions: Sequence[Question],
+    config: Config,
+    step: int,
+    kl: FixedKLController | AdaptiveKLController,
+    on_turn: Callable[..., None] | None = None,
+) -> StepResult:
+    """Roll out, score, learn, and carry the new weights to the engine."""
+    watch = Stopwatch()
+    rollout = config.rollout
+    sampling = SamplingConfig(rollout.max_response_length, rollout.temperature, rollout.top_p, seed=config.seed + step)
+    prompts = make_prompts(roles, questions, rollout.group_size)
+    with watch.phase("rollout"):
+        trajectories = roles.manager.run_llm_loop(prompts, sampling, policy_version=step - 1, on_turn=on_turn)
+    with watch.phase("reward"):
+        parts = [{} if t.status is Status.VOID else score(roles.reward, t) for t in trajectories]
+    kept = [(t, p["reward"]) for t, p in zip(trajectories, parts, strict=True) if p]
+    if not kept:
+        raise TrainingError(f"step {step}: no trajectory is left to learn from")
+    rewards = [reward for _, reward in kept]
+    batch, metrics = prepare(roles, collate([t for t, _ in kept], rewards, roles.pad_token_id), config, kl, watch)
+    metrics |= rollout_metrics(trajectories) | reward_metrics(parts) | group_metrics(kept)
+    if roles.critic:
+        with watch.phase("critic"):
+            metrics |= roles.critic.update(batch)
+    if not roles.critic or step > config.critic.warmup_steps:
+        with watch.phase("actor"):
+            metrics |= roles.policy.update(batch)
+        with watch.phase("sync"):
+            metrics |= roles.sync_weights()
+    return StepResult(metrics, trajectories, parts, batch, watch.times)
+
+
+def prepare(
+    roles: Roles,
+    rollout: RolloutBatch,
+    config: Config,
+    kl: FixedKLController | AdaptiveKLController,
+    watch: Stopwatch,
+) -> tuple[TrainBatch, Metrics]:
+    """Add what the update needs to a scored rollout: log-probs, values, advantages, returns."""
+    metrics: Metrics = {}
+    with watch.phase("log_probs"):
+        old = roles.policy.log_probs(rollout) if needs_old_log_probs(config, rollout.rewards.shape[0]) else None
+        reference = roles.reference.log_probs(rollout) if roles.reference else None
+        values = roles.critic.values(rollout) if roles.critic else None
+    mask = rollout.loss_mask
+    token_rewards = estimators.last_token_rewards(rollout.rewards, mask)
+    if config.algorithm.kl_placement == "reward" and reference is not None and old is not None:
+        divergence = KL_ESTIMATORS[config.algorithm.kl_estimator](old, reference).where(mask, 0.0)
+        metrics["kl/reward_coef"] = kl.value
+        token_rewards = token_rewards - kl.value * divergence
+        current = float(masked_mean(divergence, mask))
+        kl.update(current, rollout.rewards.shape[0])
+        metrics["kl/reward"] = current
+    advantages, returns = compute_advantages(config, token_rewards, rollout, values)
+    metrics |= advantage_metrics(advantages, values, returns, mask)
+    return TrainBatch(rollout, advantages, old, reference, values, returns), metrics
+
+
+def needs_old_log_probs(config: Config, num_rows: int) -> bool:
+    """With one optimizer step a batch the old log-probs are the current ones, unless the reward needs them first."""
+    one_step = config.policy.epochs == 1 and num_rows <= config.policy.mini_batch_size * config.rollout.group_size
+    return not one_step or config.algorithm.kl_placement == "reward"
+
+
+def compute_advantages(
+    config: Config, token_rewards: Tensor, rollout: RolloutBatch, values: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """GAE with a critic, whitened over all sampled tokens; GRPO without one, from the sum of token rewards."""
+    algorithm, mask = config.algorithm, rollout.loss_mask
+    if values is None:
+        rewards = token_rewards.sum(dim=1)
+        return estimators.grpo(rewards, rollout.group_ids, mask, normalize_by_std=algorithm.normalize_by_std), None
+    raw, returns = estimators.gae(token_rewards, values, mask, algorithm.gamma, algorithm.lam)
+    return masked_whiten(raw, mask), returns
+
+
+def reward_metrics(parts: Sequence[dict[str, float]]) -> Metrics:
+    """Means over the trajectories that were scored; every part of the reward under its name."""
+    scored = [p for p in parts if p]
+    names = sorted({name for p in scored for name in p})
+    means = {f"reward/{name}": sum(p.get(name, 0.0) for p in scored) / len(scored) for name in names}
+    means["reward/mean"] = means.pop("reward/reward")
+    means["reward/max"] = max(p["reward"] for p in scored)
+    means["reward/min"] = min(p["reward"] for p in scored)
+    return means
+
+
+def group_metrics(kept: Sequence[tuple[Trajectory, float]]) -> Metrics:
+    """Shares of groups that teach nothing because all their rewards are equal."""
+    groups: dict[int, list[float]] = {}
+    for trajectory, reward in kept:
+        groups.setdefault(trajectory.prompt.group_id, []).append(reward)
+    uniform = Counter(rewards[0] > 0 for rewards in groups.values() if len(set(rewards)) == 1)
+    return {
+        "groups/all_right_share": uniform[True] / len(groups),
+        "groups/all_wrong_share": uniform[False] / len(groups),
+    }
+
+
+def advantage_metrics(advantages: Tensor, values: Tensor | None, returns: Tensor | None, mask: Tensor) -> Metrics:
+    metrics = {"advantages/abs_mean": float(masked_mean(advantages.abs(), mask))}
+    if values is not None and returns is not None:
+        error = masked_mean((returns - values) ** 2, mask)
+        spread = masked_mean((returns - masked_mean(returns, mask)) ** 2, mask)
+        metrics["critic/explained_variance"] = float(1 - error / spread.clamp(min=1e-8))
+        metrics["critic/value_mean"] = float(masked_mean(values, mask))
+        metrics["critic/return_mean"] = float(masked_mean(returns, mask))
+    return metrics
