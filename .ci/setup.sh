@@ -36,7 +36,7 @@ step() { # step MESSAGE COMMAND...: one line to the screen, everything else to t
     say "$1"
     shift
     if ! "$@" >>"$log" 2>&1; then
-        tail -n 15 "$log" >&2
+        grep -v "^WARNING" "$log" | tail -n 15 >&2 || true
         fail "failed; the whole log is in $PWD/$log. Run the same command again to go on."
     fi
 }
