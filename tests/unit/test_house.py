@@ -177,7 +177,9 @@ def test_a_heavy_package_is_imported_by_its_owner_alone(package: str) -> None:
     wrong = [
         str(found)
         for found in IMPORTS
-        if found.target.split(".")[0] == package and not found.typing_only and not found.file.startswith(OWNERS[package])
+        if found.target.split(".")[0] == package
+        and not found.typing_only
+        and not found.file.startswith(OWNERS[package])
     ]
     assert not wrong, "\n".join(wrong)
 
