@@ -1,0 +1,71 @@
+"""What a batch of trajectories did, as numbers for the log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import ceil
+
+from search_r1.protocols import Metrics
+from search_r1.types import Status, Trajectory, Turn
+
+_FINAL_STATUSES = (Status.ANSWERED, Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS, Status.VOID)
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Turns, searches, actions, statuses, lengths in tokens and retrieval times of one batch.
+
+    Statuses are shares of all trajectories; everything else speaks of those that are not VOID. A search counts where
+    its passages were appended: that of the last turn, which is not executed, does not. 0 where there is nothing.
+    """
+    kept = [trajectory for trajectory in trajectories if trajectory.status is not Status.VOID]
+    turns = [turn for trajectory in kept for turn in trajectory.turns]
+    statuses = Counter(trajectory.status for trajectory in trajectories)
+    num_invalid = sum(turn.action.kind == "invalid" for turn in turns)
+    metrics = {
+        "rollout/num_trajectories": float(len(trajectories)),
+        "rollout/num_void": float(statuses[Status.VOID]),
+        "rollout/turns": _ratio(len(turns), len(kept)),
+        "rollout/searches": _ratio(sum(map(_searched, turns)), len(kept)),
+        "rollout/valid_action_rate": _ratio(len(turns) - num_invalid, len(turns)),
+        "rollout/invalid_action_rate": _ratio(num_invalid, len(turns)),
+        "rollout/num_truncated_completions": float(sum(turn.completion.finish_reason == "length" for turn in turns)),
+        "rollout/num_truncated_observations": float(
+            sum(turn.observation is not None and turn.observation.truncated for turn in turns)
+        ),
+    }
+    metrics |= {f"status/{status}": _ratio(statuses[status], len(trajectories)) for status in _FINAL_STATUSES}
+    return metrics | _lengths(kept) | _retrieval_times(turns)
+
+
+def _searched(turn: Turn) -> bool:
+    return turn.action.kind == "search" and turn.observation is not None
+
+
+def _lengths(trajectories: Sequence[Trajectory]) -> Metrics:
+    prompts = [len(trajectory.prompt.token_ids) for trajectory in trajectories]
+    responses = [len(trajectory.response_ids) for trajectory in trajectories]
+    sampled = [sum(trajectory.loss_mask) for trajectory in trajectories]
+    metrics: Metrics = {"state_tokens/coverage": _ratio(sum(sampled), sum(responses))}
+    for name, lengths in (("prompt", prompts), ("response", responses), ("sampled", sampled)):
+        metrics[f"length/{name}_mean"] = _ratio(sum(lengths), len(lengths))
+        metrics[f"length/{name}_max"] = float(max(lengths, default=0))
+    return metrics
+
+
+def _retrieval_times(turns: Sequence[Turn]) -> Metrics:
+    """Percentiles over requests: the observations of one request carry the very same number of seconds."""
+    seconds = sorted({turn.observation.seconds for turn in turns if turn.observation is not None and _searched(turn)})
+    return {
+        "retrieval/p50_s": _percentile(seconds, 50),
+        "retrieval/p95_s": _percentile(seconds, 95),
+    }
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """The smallest value that at least `percent` % of the values do not exceed (nearest rank)."""
+    return ordered[ceil(len(ordered) * percent / 100) - 1] if ordered else 0.0
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
