@@ -1,0 +1,1 @@
+"""Numerics as pure functions of tensors. docs/numerics.md has the equations and the papers."""
