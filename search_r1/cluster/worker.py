@@ -1,0 +1,125 @@
+"""The Ray actors: a training worker with its roles, and an engine in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+
+from search_r1.protocols import RolloutEngine
+
+_BUCKET_BYTES = 64 << 20
+Factory = Callable[[], dict[str, Any]]
+
+
+@ray.remote
+class Worker:
+    """One rank: it joins the process group, builds its roles, and runs their methods when told."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.roles: dict[str, Any] = {}
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Address and free port for the process group, on this worker's node."""
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return ray.util.get_node_ip_address(), int(listener.getsockname()[1])
+
+    def build(self, address: str, port: int, factory: Factory) -> None:
+        if self.world_size > 1:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(
+                backend,
+                init_method=f"tcp://{address}:{port}",
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timedelta(minutes=10),
+            )
+        self.roles = factory()
+
+    def call(self, role: str, method: str, *args: Any) -> Any:
+        return getattr(self.roles[role], method)(*args)
+
+    def sync_local_engine(self) -> None:
+        """Policy to the engine in the same worker."""
+        self.roles["engine"].load_weights(self.roles["policy"].weights())
+
+    def stream_weights(self, engines: list[Any]) -> None:
+        """Rank 0 sends the full weights to the engines in buckets; the other ranks help to gather them."""
+        pending: list[Any] = []
+        for bucket in _buckets(self.roles["policy"].weights()):
+            if self.rank == 0:
+                reference = ray.put(bucket)
+                ray.get(pending)
+                pending = [engine.receive_weights.remote([reference]) for engine in engines]
+        if self.rank == 0:
+            ray.get(pending)
+            ray.get([engine.finish_weights.remote() for engine in engines])
+
+
+def _buckets(weights: Any) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        bucket.append((name, tensor.detach().cpu()))
+        size += tensor.nbytes
+        if size >= _BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
+@ray.remote
+class EngineWorker:
+    """A rollout engine in an actor of its own; weights arrive bucket by bucket."""
+
+    def __init__(self, factory: Callable[[], RolloutEngine]) -> None:
+        self.engine = factory()
+        self._incoming: queue.Queue[list[tuple[str, torch.Tensor]] | None] = queue.Queue(maxsize=2)
+        self._loader: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def generate(self, *args: Any) -> Any:
+        return self.engine.generate(*args)
+
+    def receive_weights(self, references: list[Any]) -> None:
+        if self._loader is None:
+            self._failure = None
+            self._loader = threading.Thread(target=self._load, daemon=True)
+            self._loader.start()
+        self._incoming.put(ray.get(references[0]))
+
+    def finish_weights(self) -> None:
+        self._incoming.put(None)
+        if self._loader is not None:
+            self._loader.join()
+        self._loader = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _load(self) -> None:
+        arriving = iter(self._incoming.get, None)
+        try:
+            self.engine.load_weights(item for bucket in arriving for item in bucket)
+        except BaseException as error:  # noqa: BLE001  carried to finish_weights, which raises it
+            self._failure = error
+            for _ in arriving:
+                continue
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,0 +1,96 @@
+"""The training workers as one thing: built together, called together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from search_r1.cluster.placement import reserve, worker_environment
+from search_r1.cluster.worker import EngineWorker, Factory, Worker
+from search_r1.config import ClusterConfig
+from search_r1.errors import SearchR1Error, TrainingError
+
+logger = logging.getLogger(__name__)
+
+
+def fetch(references: Any) -> Any:
+    """`ray.get` that raises our own errors as themselves, and names a dead worker.
+
+    Raises:
+        SearchR1Error: what the worker raised.
+        TrainingError: a worker process died.
+    """
+    try:
+        return ray.get(references)
+    except RayTaskError as error:
+        if isinstance(error.cause, SearchR1Error):
+            raise error.cause from error
+        raise
+    except RayActorError as error:
+        raise TrainingError(
+            f"a worker process died ({str(error).splitlines()[0]}): out of memory, or its node left; "
+            "start the same command again to go on from the last checkpoint"
+        ) from error
+
+
+class WorkerGroup:
+    """`num_workers` ranks in one process group, one placement group."""
+
+    def __init__(self, config: ClusterConfig, factory: Factory) -> None:
+        bundle: dict[str, float] = {"CPU": config.cpus_per_worker}
+        if config.gpus_per_worker:
+            bundle["GPU"] = config.gpus_per_worker
+        self.placement = reserve([bundle] * config.num_workers, config.start_timeout_s)
+        self.workers = [self._start(config, bundle, rank) for rank in range(config.num_workers)]
+        address, port = fetch(self.workers[0].rendezvous.remote())
+        fetch([worker.build.remote(address, port, factory) for worker in self.workers])
+
+    def _start(self, config: ClusterConfig, bundle: dict[str, float], rank: int) -> Any:
+        return Worker.options(  # type: ignore[attr-defined]
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank),
+            runtime_env={"env_vars": worker_environment(config.cpus_per_worker)},
+        ).remote(rank, config.num_workers)
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def all(self, role: str, method: str, *args: Any) -> list[Any]:
+        """The same call on every worker, answers by rank."""
+        return fetch([worker.call.remote(role, method, *args) for worker in self.workers])
+
+    def each(self, role: str, method: str, arguments: Sequence[Any]) -> list[Any]:
+        """One argument a worker, answers by rank."""
+        calls = [w.call.remote(role, method, a) for w, a in zip(self.workers, arguments, strict=True)]
+        return fetch(calls)
+
+    def sync_local_engines(self) -> None:
+        fetch([worker.sync_local_engine.remote() for worker in self.workers])
+
+    def stream_weights(self, engines: list[Any]) -> None:
+        fetch([worker.stream_weights.remote(engines) for worker in self.workers])
+
+    def close(self) -> None:
+        for worker in self.workers:
+            ray.kill(worker)
+        ray.util.remove_placement_group(self.placement)
+
+
+def start_engines(config: ClusterConfig, count: int, gpus: float, factory: Any) -> list[Any]:
+    """Engine actors, each in a process of its own."""
+    engines = [
+        EngineWorker.options(  # type: ignore[attr-defined]
+            num_cpus=1 if gpus else 0,
+            num_gpus=gpus,
+            runtime_env={"env_vars": worker_environment(config.cpus_per_worker)},
+        ).remote(factory)
+        for _ in range(count)
+    ]
+    fetch([engine.ready.remote() for engine in engines])
+    return engines
