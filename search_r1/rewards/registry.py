@@ -1,0 +1,93 @@
+"""From a configured name to a reward, and from a reward to numbers."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from typing import Protocol
+
+from search_r1.config import RewardConfig
+from search_r1.errors import ConfigError
+from search_r1.protocols import Reward
+from search_r1.rewards import functions
+from search_r1.types import Trajectory
+
+
+class BuiltInReward(Protocol):
+    def __call__(self, trajectory: Trajectory, config: RewardConfig) -> float | Mapping[str, float]: ...
+
+
+REWARDS: dict[str, BuiltInReward] = {
+    "em": functions.em_reward,
+    "sub_em": functions.sub_em_reward,
+    "f1": functions.f1_reward,
+    "em_format": functions.em_format,
+    "recall_f1": functions.recall_f1,
+    "legacy_em": functions.legacy_em,
+}
+"""Every built-in reward by its name. Each serves questions of any data source."""
+
+
+def resolve_reward(config: RewardConfig) -> Reward:
+    """The reward that `reward.function` names: one of `REWARDS`, or a user's `package.module:name`.
+
+    Raises:
+        ConfigError: for an unknown name (the nearest is suggested), a module that does not import, or a name in it
+            that is missing or cannot be called.
+    """
+    if ":" in config.function:
+        return _load(config.function)
+    if config.function not in REWARDS:
+        near = difflib.get_close_matches(config.function, REWARDS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(
+            f"reward.function={config.function} is unknown: {hint}There are {', '.join(REWARDS)}, "
+            "or your own as package.module:function"
+        )
+    return partial(REWARDS[config.function], config=config)
+
+
+def _load(path: str) -> Reward:
+    module_name, _, name = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"reward.function={path}: module {module_name!r} does not import ({type(error).__name__}: {error}); "
+            "it must be installed or on PYTHONPATH"
+        ) from error
+    function = getattr(module, name, None)
+    if function is None:
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"reward.function={path}: {module_name} has no {name!r}{hint}")
+    if not callable(function):
+        raise ConfigError(f"reward.function={path} is a {type(function).__name__}, not a function of a trajectory")
+    reward: Reward = function
+    return reward
+
+
+def score(reward: Reward, trajectory: Trajectory) -> dict[str, float]:
+    """Apply a reward and bring its result into one shape: `reward` and the parts it is made of, all finite floats.
+
+    Raises:
+        ConfigError: where the reward function returns something else; the message names the question.
+    """
+    result = reward(trajectory)
+    question_id = trajectory.prompt.question.question_id
+    parts = dict(result) if isinstance(result, Mapping) else {"reward": result}
+    if "reward" not in parts:
+        raise ConfigError(f"reward.function returned {sorted(parts)} for {question_id}: the key 'reward' is missing")
+    try:
+        numbers = {str(name): float(value) for name, value in parts.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"reward.function returned {result!r} for {question_id}: it must be a number or a mapping of numbers"
+        ) from error
+    bad = {name: value for name, value in numbers.items() if not math.isfinite(value)}
+    if bad:
+        raise ConfigError(f"reward.function returned {bad} for {question_id}: rewards must be finite")
+    return numbers
