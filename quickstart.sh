@@ -9,7 +9,7 @@ usage: ./quickstart.sh [--ppo] [--seed N] [HYDRA_OVERRIDE...]
 
   --ppo       train with PPO instead of GRPO
   --seed N    another seed (default 0)
-  overrides   any setting, e.g. trainer.total_steps=5 engine=vllm
+  overrides   any setting, e.g. trainer.total_steps=5 policy.optim.lr=1e-4
 
 Results are in runs/quickstart/latest: summary.json, report.html, metrics.jsonl, trajectories.
 TEXT
@@ -20,10 +20,10 @@ fail() {
     exit 1
 }
 
-script=./train_grpo.sh seed=0 overrides=()
+train=(./train_grpo.sh experiment=quickstart) seed=0 overrides=()
 while (($#)); do
     case $1 in
-    --ppo) script=./train_ppo.sh ;;
+    --ppo) train=(./train_ppo.sh experiment=quickstart_ppo) ;;
     --seed) [[ ${2-} =~ ^[0-9]+$ ]] || fail "--seed takes a number, not '${2-}'" && seed=$2 && shift ;;
     -h | --help) usage && exit ;;
     -*) usage >&2 && fail "unknown option $1" ;;
@@ -83,6 +83,6 @@ for ((tries = 0; ; tries++)); do
 done
 
 export SEARCH_R1_SETUP_SECONDS=$SECONDS
-launch "$script" experiment=quickstart "environment.retriever_urls=[$url/retrieve]" seed="$seed" ${overrides[@]+"${overrides[@]}"}
+launch "${train[@]}" "environment.retriever_urls=[$url/retrieve]" seed="$seed" ${overrides[@]+"${overrides[@]}"}
 wait "${jobs[1]}" || exit $?
 "$PYTHON" -m search_r1.report runs/quickstart/latest

