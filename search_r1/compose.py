@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import hydra
 from hydra.errors import HydraException
@@ -72,9 +73,6 @@ def _sentence(error: Mapping[str, Any], schema: type) -> str:
 
 def known_keys(schema: type, prefix: str = "") -> Iterator[str]:
     """All dotted keys of a nested dataclass."""
-    from dataclasses import fields, is_dataclass
-    from typing import get_type_hints
-
     hints = get_type_hints(schema)
     for field in fields(schema):
         if is_dataclass(hints[field.name]):
@@ -84,7 +82,7 @@ def known_keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def suggest(word: str, known: Iterator[str] | Sequence[str]) -> str:
-    """", did you mean x?" or nothing."""
+    """ ", did you mean x?" or nothing."""
     candidates = list(known)
     matches = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
     if not matches:
@@ -101,11 +99,10 @@ def _explain(error: Exception, config_name: str) -> str:
     return " ".join(lines[:3])
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: Config | Mapping[str, Any]) -> str:
     """The resolved configuration as YAML."""
-    from dataclasses import asdict
-
-    return OmegaConf.to_yaml(OmegaConf.create(_plain(asdict(config))))
+    values = asdict(config) if isinstance(config, Config) else config
+    return OmegaConf.to_yaml(OmegaConf.create(_plain(values)))
 
 
 def _plain(value: Any) -> Any:

@@ -334,7 +334,9 @@ def check(config: Config) -> list[str]:
     _check_lengths(config.rollout)
     algorithm, policy, rollout = config.algorithm, config.policy, config.rollout
     if rollout.temperature == 0:
-        raise ConfigError("rollout.temperature=0 samples greedily, so a group has no spread to learn from: set it above 0")
+        raise ConfigError(
+            "rollout.temperature=0 samples greedily, so a group has no spread to learn from: set it above 0"
+        )
     if rollout.top_p != 1.0:
         raise ConfigError(
             f"rollout.top_p={rollout.top_p}: the trainer's log-probs are those of the full distribution, so training "

@@ -11,7 +11,7 @@ from torch import Tensor
 from search_r1.algorithms.losses import token_weights, value_loss
 from search_r1.backends.forward import ValueModule
 from search_r1.backends.model import disable_dropout, load_causal_lm
-from search_r1.backends.policy import empty_like, autocast_dtype, score_rows, to_device
+from search_r1.backends.policy import autocast_dtype, empty_like, score_rows, to_device
 from search_r1.backends.trainable import Trainable, mean_metrics
 from search_r1.config import Config
 from search_r1.data.micro_batches import Share, lengths_of, make_shares, micro_batch_rows, select_rows

@@ -40,7 +40,9 @@ def check_model_folder(path: str) -> None:
     folder = Path(path)
     if not folder.is_dir():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
-            raise ConfigError(f"model folder {path} does not exist: model.path takes a Hugging Face folder or a hub name")
+            raise ConfigError(
+                f"model folder {path} does not exist: model.path takes a Hugging Face folder or a hub name"
+            )
         return
     for what, pattern, remedy in (
         ("config.json", "config.json", "is this a Hugging Face model folder?"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from search_r1.algorithms.kl import KL_ESTIMATORS
+from search_r1.algorithms.kl import token_kl
 from search_r1.algorithms.losses import policy_loss, token_weights
 from search_r1.backends.forward import PolicyModule
 from search_r1.backends.model import disable_dropout, load_causal_lm, save_causal_lm
@@ -45,7 +45,11 @@ def empty_batch() -> TrainBatch:
 
 
 def score_rows(
-    batch: RolloutBatch, max_tokens: int, score: Callable[[RolloutBatch], Tensor], sharding: Sharding, device: torch.device
+    batch: RolloutBatch,
+    max_tokens: int,
+    score: Callable[[RolloutBatch], Tensor],
+    sharding: Sharding,
+    device: torch.device,
 ) -> Tensor:
     """Run `score` (micro-batch -> (b, t)) over a batch in micro-batches, without gradients; (B, T) float32 on the CPU."""
     result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
@@ -92,7 +96,7 @@ class PolicyObjective:
         gap = (old - rollout.rollout_log_probs).abs().where(mask, 0.0)
         per_token["rollout_log_prob_gap"] = gap.sum() / max(num_tokens, 1)
         if batch.ref_log_probs is not None:
-            kl = KL_ESTIMATORS[algorithm.kl_estimator](log_probs, batch.ref_log_probs).where(mask, 0.0)
+            kl = token_kl(log_probs, batch.ref_log_probs, mask, algorithm.kl_estimator)
             per_token["kl_ref"] = kl.detach().sum() / max(num_tokens, 1)
             if algorithm.kl_placement == "loss":
                 loss = loss + algorithm.kl_coef * (kl * weights).sum()

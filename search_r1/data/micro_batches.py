@@ -108,6 +108,8 @@ def micro_batch_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]
             continue
         longest = max(lengths[row], 1)
         if longest > max_tokens:
-            logger.warning("a sequence of %d tokens exceeds max_tokens_per_micro_batch=%d and goes alone", longest, max_tokens)
+            logger.warning(
+                "a sequence of %d tokens exceeds max_tokens_per_micro_batch=%d and goes alone", longest, max_tokens
+            )
         groups.append([row])
     return groups

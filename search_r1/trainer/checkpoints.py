@@ -104,5 +104,3 @@ def comparable(config: Config) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(config).items() if name not in _FREE_TO_CHANGE}
     result: dict[str, Any] = json.loads(json.dumps(kept))
     return result
-
-

@@ -63,7 +63,12 @@ def comparison_table(before: Mapping[str, Metrics] | None, after: Mapping[str, M
     """Exact match, searches per question and valid actions, before and after, one row a data source."""
     table = Table(title="Validation" if before is None else "Validation, before → after")
     table.add_column("data source")
-    names = {"exact match": "em", "F1": "f1", "searches / question": "searches_per_question", "valid actions": "valid_action_rate"}
+    names = {
+        "exact match": "em",
+        "F1": "f1",
+        "searches / question": "searches_per_question",
+        "valid actions": "valid_action_rate",
+    }
     for title in ("questions", *names):
         table.add_column(title, justify="right")
     for source, summary in after.items():

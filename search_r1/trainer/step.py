@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from search_r1.algorithms import advantages as estimators
-from search_r1.algorithms.kl import KL_ESTIMATORS, AdaptiveKLController, FixedKLController
+from search_r1.algorithms.kl import KLController, token_kl
 from search_r1.algorithms.masking import masked_mean, masked_whiten
 from search_r1.config import Config
 from search_r1.data.collate import collate
@@ -75,7 +75,7 @@ def train_step(
     questions: Sequence[Question],
     config: Config,
     step: int,
-    kl: FixedKLController | AdaptiveKLController,
+    kl: KLController,
     on_turn: Callable[..., None] | None = None,
 ) -> StepResult:
     """Roll out, score, learn, and carry the new weights to the engine."""
@@ -108,7 +108,7 @@ def prepare(
     roles: Roles,
     rollout: RolloutBatch,
     config: Config,
-    kl: FixedKLController | AdaptiveKLController,
+    kl: KLController,
     watch: Stopwatch,
 ) -> tuple[TrainBatch, Metrics]:
     """Add what the update needs to a scored rollout: log-probs, values, advantages, returns."""
@@ -120,7 +120,7 @@ def prepare(
     mask = rollout.loss_mask
     token_rewards = estimators.last_token_rewards(rollout.rewards, mask)
     if config.algorithm.kl_placement == "reward" and reference is not None and old is not None:
-        divergence = KL_ESTIMATORS[config.algorithm.kl_estimator](old, reference).where(mask, 0.0)
+        divergence = token_kl(old, reference, mask, config.algorithm.kl_estimator)
         metrics["kl/reward_coef"] = kl.value
         token_rewards = token_rewards - kl.value * divergence
         current = float(masked_mean(divergence, mask))

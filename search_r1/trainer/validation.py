@@ -43,9 +43,7 @@ def validate(
     size = config.data.val_batch_size
     trajectories: list[Trajectory] = []
     for start in range(0, len(questions), size):
-        prompts = [
-            Prompt(q, start + i, encode_prompt(q)) for i, q in enumerate(questions[start : start + size])
-        ]
+        prompts = [Prompt(q, start + i, encode_prompt(q)) for i, q in enumerate(questions[start : start + size])]
         sampling = SamplingConfig(
             config.rollout.max_response_length, settings.temperature, settings.top_p, seed=config.seed + start
         )

@@ -1,0 +1,65 @@
+"""Train with PPO or GRPO: `python -m search_r1.main --config-name grpo key=value …`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+
+from search_r1.compose import compose_config, to_yaml
+from search_r1.config import Config, check_training
+from search_r1.errors import SearchR1Error
+
+HELP = """Settings are key=value overrides of configs/base.yaml, where every key stands with a comment:
+  data.train_files=[train.parquet] data.val_files=[test.parquet] model.path=FOLDER
+  environment.retriever_urls=[http://127.0.0.1:8000/retrieve] trainer.total_steps=100
+Search-R1's own names (actor_rollout_ref.actor.optim.lr=1e-6 …) are accepted too.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 after one sentence about what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="search_r1.main", description=__doc__, epilog=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-name", default="grpo", help="a file in configs/: grpo or ppo (default: grpo)")
+    parser.add_argument("--show-config", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        config = compose_config(options.config_name, options.overrides)
+        if options.show_config:
+            sys.stdout.write(to_yaml(config))
+            return 0
+        check_training(config)
+        train(config)
+    except SearchR1Error as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the same command goes on from the last checkpoint\n")
+        return 130
+    return 0
+
+
+def train(config: Config) -> dict[str, object]:
+    """Run a checked configuration to its end; returns the summary."""
+    from search_r1.trainer.build import build_trainer
+    from search_r1.trainer.checkpoints import find_resume
+    from search_r1.trainer.run_folder import new_run_path, redact, versions
+
+    run_path, checkpoint = find_resume(config, new_run_path(config))
+    with ExitStack() as stack:
+        settings = redact(asdict(config))
+        trainer = build_trainer(config, run_path, settings, stack)
+        trainer.folder.write_text("config.yaml", to_yaml(settings))
+        trainer.folder.write_json("versions.json", versions())
+        return trainer.fit(checkpoint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

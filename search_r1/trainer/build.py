@@ -1,0 +1,237 @@
+"""The one file that reads which implementation the configuration chose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from search_r1.config import Config
+from search_r1.data.questions import load_questions
+from search_r1.data.templates import PromptEncoder, encode_plain
+from search_r1.environments.retriever_client import RetrieverClient
+from search_r1.environments.search import SearchEnvironment
+from search_r1.errors import ConfigError
+from search_r1.protocols import Environment, RolloutEngine
+from search_r1.rewards import resolve_reward
+from search_r1.rollout.manager import LLMGenerationManager
+from search_r1.trainer.run_folder import RunFolder
+from search_r1.trainer.step import Roles
+from search_r1.trainer.trainer import Trainer, optimizer_steps
+from search_r1.types import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What rolling out needs, with or without a trainer."""
+
+    manager: LLMGenerationManager
+    encode_prompt: Callable[[Question], tuple[int, ...]]
+
+
+def needs_reference(config: Config) -> bool:
+    return config.algorithm.kl_placement != "none" and config.algorithm.kl_coef > 0
+
+
+def build_worker_roles(config: Config, policy_steps: int, critic_steps: int) -> dict[str, Any]:
+    """The roles of one training worker; runs inside it, after it joined the process group."""
+    import torch
+
+    from search_r1.backends.critic import LocalCritic
+    from search_r1.backends.policy import LocalPolicy, ReferencePolicy
+    from search_r1.backends.sharding import build_sharding
+
+    torch.manual_seed(config.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sharding = build_sharding(config.sharding)
+    roles: dict[str, Any] = {"policy": LocalPolicy(config, sharding, policy_steps, device)}
+    if needs_reference(config):
+        roles["reference"] = ReferencePolicy(config, sharding, device)
+    if config.algorithm.advantage == "gae":
+        roles["critic"] = LocalCritic(config, sharding, critic_steps, device)
+    if config.engine.name == "hf":
+        roles["engine"] = build_hf_engine(config, device)
+    return roles
+
+
+def build_hf_engine(config: Config, device: str) -> RolloutEngine:
+    import torch
+
+    from search_r1.backends.model import load_causal_lm
+    from search_r1.backends.tokenizer import load_tokenizer
+    from search_r1.engines.hf_engine import HFEngine
+
+    dtype = config.model.dtype if config.engine.dtype == "auto" else config.engine.dtype
+    model = load_causal_lm(config.model.path, replace(config.model, gradient_checkpointing=False), device)
+    return HFEngine(
+        model,
+        load_tokenizer(config.model.path, config.model.trust_remote_code),
+        max_batch_size=config.engine.max_batch_size,
+        max_batch_tokens=config.engine.max_batch_tokens,
+        dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+    )
+
+
+def build_vllm_engine(config: Config) -> RolloutEngine:
+    from search_r1.engines.vllm_engine import VLLMEngine
+
+    return VLLMEngine.from_config(config)
+
+
+def build_rollouts(config: Config, engine: RolloutEngine, tokenizer: Any) -> Rollouts:
+    manager = LLMGenerationManager(engine, build_environment(config, tokenizer), config.rollout)
+    render = PromptEncoder(tokenizer)
+    return Rollouts(manager, lambda question: render(question.prompt_messages))
+
+
+def build_environment(config: Config, tokenizer: Any) -> Environment:
+    return SearchEnvironment(
+        build_retriever(config),
+        partial(encode_plain, tokenizer),
+        partial(tokenizer.decode, skip_special_tokens=False),
+        config.environment,
+        config.rollout.max_obs_length,
+    )
+
+
+def build_retriever(config: Config) -> RetrieverClient:
+    environment = config.environment
+    return RetrieverClient(
+        environment.retriever_urls,
+        timeout_s=environment.timeout_s,
+        max_retries=environment.max_retries,
+        max_queries_per_request=environment.max_queries_per_request,
+    )
+
+
+def build_engine(config: Config) -> RolloutEngine:
+    """An engine in this process, for evaluation and the local launcher."""
+    if config.engine.name == "vllm":
+        return build_vllm_engine(config)
+    import torch
+
+    return build_hf_engine(config, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_inputs(config: Config) -> None:
+    """Everything that can be wrong with the outside world, told before anything heavy starts.
+
+    Raises:
+        ConfigError, RetrieverError: with the remedy.
+    """
+    from search_r1.backends.model import check_model_folder, context_window
+
+    check_model_folder(config.model.path)
+    window = context_window(config.model.path, config.model.trust_remote_code)
+    if config.rollout.max_prompt_length > window:
+        raise ConfigError(
+            f"rollout.max_prompt_length={config.rollout.max_prompt_length} exceeds the {window} positions of "
+            f"{config.model.path}: lower it, and max_start_length or max_turns with it"
+        )
+    resolve_reward(config.reward)
+    build_retriever(config).check()
+
+
+def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stack: ExitStack) -> Trainer:
+    """Wire a trainer; what must be shut down is pushed on `stack`."""
+    from search_r1.backends.tokenizer import load_tokenizer
+    from search_r1.trainer.tracking import build_trackers
+
+    train_questions = load_questions(config.data.train_files, config.data.template)
+    val_questions = load_questions(config.data.val_files, config.data.template, limit=config.data.max_val_questions)
+    check_inputs(config)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    steps = optimizer_steps(config, len(train_questions))
+    build = build_local_roles if config.cluster.launcher == "local" else build_ray_roles
+    roles = build(config, tokenizer, steps, stack)
+    folder = RunFolder(run_path)
+    return Trainer(
+        config,
+        roles,
+        train_questions,
+        val_questions,
+        folder,
+        build_trackers(config.tracking, run_path, settings),
+        tokenizer.save_pretrained,
+    )
+
+
+def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
+    """Everything in this process, no Ray."""
+    local = build_worker_roles(config, *steps)
+    engine = local.get("engine") or build_vllm_engine(config)
+    stack.callback(engine.close)
+    policy = local["policy"]
+
+    def sync_weights() -> dict[str, float]:
+        engine.load_weights(policy.weights())
+        return {}
+
+    return _roles(config, tokenizer, engine, policy, sync_weights, local.get("reference"), local.get("critic"))
+
+
+def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
+    """Workers on Ray, here or on a cluster."""
+    import ray
+
+    from search_r1.cluster import placement, remote
+    from search_r1.cluster.worker_group import WorkerGroup, start_engines
+
+    config = absolute_paths(config)
+    if not ray.is_initialized():
+        placement.connect(config.cluster)
+        stack.callback(ray.shutdown)
+    group = WorkerGroup(config.cluster, partial(build_worker_roles, config, *steps))
+    stack.callback(group.close)
+    if config.engine.name == "hf":
+        engine: RolloutEngine = remote.WorkerEngines(group)
+        sync: Any = remote.LocalEngineSync(group)
+    else:
+        gpus = float(config.engine.tensor_parallel_size) if config.cluster.gpus_per_worker else 0.0
+        actors = start_engines(config.cluster, config.engine.num_engines, gpus, partial(build_vllm_engine, config))
+        engine, sync = remote.ActorEngines(actors), remote.StreamingSync(group, actors)
+        stack.callback(engine.close)
+    size = config.rollout.group_size
+    policy = remote.RemotePolicy(group, config.policy.mini_batch_size * size)
+    reference = remote.RemoteReference(group) if needs_reference(config) else None
+    is_ppo = config.algorithm.advantage == "gae"
+    critic = remote.RemoteCritic(group, config.critic.mini_batch_size * size) if is_ppo else None
+    return _roles(config, tokenizer, engine, policy, sync, reference, critic)
+
+
+def absolute_paths(config: Config) -> Config:
+    """Workers start in another folder: relative model folders must be found from there too."""
+
+    def absolute(path: str | None) -> str | None:
+        return os.path.abspath(path) if path and Path(path).is_dir() else path
+
+    model = config.model
+    return replace(
+        config,
+        model=replace(
+            model,
+            path=absolute(model.path) or "",
+            critic_path=absolute(model.critic_path),
+            reference_path=absolute(model.reference_path),
+        ),
+    )
+
+
+def _roles(
+    config: Config, tokenizer: Any, engine: RolloutEngine, policy: Any, sync: Any, reference: Any, critic: Any
+) -> Roles:
+    rollouts = build_rollouts(config, engine, tokenizer)
+    return Roles(
+        policy=policy,
+        manager=rollouts.manager,
+        reward=resolve_reward(config.reward),
+        sync_weights=sync,
+        encode_prompt=rollouts.encode_prompt,
+        pad_token_id=tokenizer.pad_token_id or 0,
+        reference=reference,
+        critic=critic,
+    )
