@@ -70,7 +70,7 @@ def run_sft(
         bad_in_a_row = bad_in_a_row + 1 if metrics["bad_step"] else 0
         if bad_in_a_row >= config.max_bad_steps:
             raise TrainingError(
-                f"step {step}: {bad_in_a_row} non-finite losses or gradients in a row; lower optim.lr or look at the data"
+                f"step {step}: {bad_in_a_row} non-finite losses or gradients in a row: is optim.lr too high?"
             )
         named = {f"sft/{name}": value for name, value in metrics.items()}
         every = config.validate_every_steps

@@ -1,0 +1,1 @@
+"""The quick start's fictional encyclopedia, its questions and its tiny model, built by `build.py`."""

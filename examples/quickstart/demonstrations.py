@@ -1,0 +1,127 @@
+"""Demonstrations for the warm start: clean ones that search well, and sloppy ones that leave something to learn.
+
+Every demonstration wears names of its own, made for it alone: a model cannot memorise facts, only learn to copy.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from examples.quickstart.questions import Riddle, all_riddles, ask
+from examples.quickstart.world import Names, World
+from search_r1.environments.passages import render_passages
+from search_r1.prompts import render_prompt
+from search_r1.types import Passage
+
+Search = Callable[[str], Sequence[Passage]]
+
+KEYWORDS: Mapping[str, str] = {
+    "birthplace": "born",
+    "employer": "worked for",
+    "spouse": "married",
+    "country": "country",
+    "river": "river",
+    "headquarters": "based in",
+    "founder": "founded by",
+    "author": "written by",
+    "publisher": "published by",
+}
+_CONCLUSIONS = ("I have the answer.", "Now I can answer.")
+_WORD = re.compile(r"[A-Z][a-z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often, by relation, a demonstration does what does not help. Missing relations: never."""
+
+    guess: Mapping[str, float] = field(default_factory=dict)
+    """Answers with an invented name, without any search."""
+    vague_query: Mapping[str, float] = field(default_factory=dict)
+    """Searches for the relation without naming whom it is about, then answers from whatever came back."""
+    early_stop: Mapping[str, float] = field(default_factory=dict)
+    """Answers a two-hop question with what the first hop found."""
+
+
+CLEAN = Habits()
+_STRONG = ("river", "founder", "spouse", "publisher")
+"""Relations that the sloppy demonstrations mostly treat well; the others mostly not."""
+SLOPPY = Habits(
+    guess={relation: 0.1 if relation in _STRONG else 0.3 for relation in KEYWORDS},
+    vague_query={relation: 0.2 if relation in _STRONG else 0.55 for relation in KEYWORDS},
+    early_stop={relation: 0.4 if relation in _STRONG else 0.65 for relation in KEYWORDS},
+)
+
+
+def demonstrate(rng: random.Random, world: World, riddle: Riddle, search: Search, habits: Habits) -> str:
+    """The assistant's whole text, observations included, as a rollout would have produced it."""
+    if rng.random() < habits.guess.get(riddle.path[0], 0.0):
+        return f"<think> I know this. </think> <answer> {_guess(rng, world)} </answer>"
+    text, current = "", riddle.subject
+    for hop, (relation, target) in enumerate(zip(riddle.path, riddle.steps, strict=True)):
+        if hop and rng.random() < habits.early_stop.get(relation, 0.0):
+            break
+        vague = rng.random() < habits.vague_query.get(relation, 0.0)
+        passages = search(KEYWORDS[relation] if vague else f"{current} {KEYWORDS[relation]}")
+        text += _search_turn(rng, relation, None if vague else current) + _observation(passages)
+        if all(passage.title != current for passage in passages):
+            current = _anything_in(rng, world, passages) or _guess(rng, world)
+            break
+        current = target
+    return f"{text}<think> {rng.choice(_CONCLUSIONS)} </think> <answer> {current} </answer>"
+
+
+def _search_turn(rng: random.Random, relation: str, subject: str | None) -> str:
+    keyword = KEYWORDS[relation]
+    if subject is None:
+        return f"<think> Let me search. </think> <search> {keyword} </search>"
+    thought = rng.choice((f"I need to look up {subject}.", f"I need {subject}."))
+    query = rng.choice((f"{subject} {keyword}", subject))
+    return f"<think> {thought} </think> <search> {query} </search>"
+
+
+def _observation(passages: Sequence[Passage]) -> str:
+    """What a rollout appends after a search; its length limit is far away, so any measure of length will do."""
+    return render_passages(passages, lambda text: list(text.encode()), lambda ids: bytes(ids).decode(), 1 << 20).text
+
+
+def _guess(rng: random.Random, world: World) -> str:
+    return rng.choice(list(world.entities))
+
+
+def _anything_in(rng: random.Random, world: World, passages: Sequence[Passage]) -> str | None:
+    facts = [fact for p in passages if p.title in world.entities for fact in world.entities[p.title].facts.values()]
+    return rng.choice(facts) if facts else None
+
+
+def make_demonstrations(
+    rng: random.Random, world: World, search: Search, count: int, habits: Habits, forbidden: Collection[str]
+) -> list[dict[str, object]]:
+    """`count` rows with `messages`, one-hop and two-hop taking turns; no invented word of theirs is in `forbidden`."""
+    riddles = [all_riddles(world, hops) for hops in (1, 2)]
+    rows: list[dict[str, object]] = []
+    for i in range(count):
+        riddle = rng.choice(riddles[i % 2])
+        prompt = render_prompt("short", ask(rng, riddle))
+        response = demonstrate(rng, world, riddle, search, habits)
+        prompt, response, answer = _rename([prompt, response, riddle.answer], world.words, Names(rng, forbidden))
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+        rows.append({"messages": messages, "answer": answer, "hops": len(riddle.path)})
+    return rows
+
+
+def _rename(texts: Sequence[str], words: Collection[str], names: Names) -> list[str]:
+    """Replace every invented word by a new one, the same in all `texts`."""
+    fresh: dict[str, str] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        word = match.group()
+        if word not in words:
+            return word
+        if word not in fresh:
+            fresh[word] = names.word()
+        return fresh[word]
+
+    return [_WORD.sub(replace, text) for text in texts]
