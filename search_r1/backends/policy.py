@@ -51,7 +51,7 @@ def score_rows(
     sharding: Sharding,
     device: torch.device,
 ) -> Tensor:
-    """Run `score` (micro-batch -> (b, t)) over a batch in micro-batches, without gradients; (B, T) float32 on the CPU."""
+    """Run `score` (micro-batch -> (b, t)) over a batch, without gradients; (B, T) float32 on the CPU."""
     result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
     groups = micro_batch_rows(lengths_of(batch), max_tokens)
     rounds = int(sharding.max(torch.tensor(len(groups))))

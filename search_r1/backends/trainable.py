@@ -77,7 +77,7 @@ class Trainable:
         return totals | {"grad_norm": norm, "lr": lr, "bad_step": float(not finite)}
 
     def _totals(self, sums: dict[str, Tensor]) -> Metrics:
-        """Summed over the workers, all of which report the same names (every worker runs a micro-batch or an empty one)."""
+        """Summed over the workers, which all report the same names: each runs a micro-batch, if only an empty one."""
         if not sums:
             return {}
         names = sorted(sums)

@@ -6,6 +6,7 @@ Every cut carries the counts of the whole mini-batch, so that the gradient does 
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -60,7 +61,7 @@ def mini_batch_rows(num_rows: int, rows_per_mini_batch: int) -> list[list[int]]:
     """
     count = -(-num_rows // rows_per_mini_batch)
     bounds = [-(-num_rows * i // count) for i in range(count + 1)] if count else [0]
-    return [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
 
 
 def balance(costs: Sequence[float], num_parts: int) -> list[list[int]]:

@@ -35,6 +35,6 @@ class HealthCheck:
         if gap > self._max_parity_error:
             raise TrainingError(
                 f"step {step}: engine and trainer log-probs of the same tokens differ by {gap:.3g} on average, above "
-                f"engine.max_parity_error={self._max_parity_error}: stale weights or another precision; the batch is in "
+                f"engine.max_parity_error={self._max_parity_error}: stale weights or another precision; batch in "
                 f"{self._save_batch()}"
             )
