@@ -1,0 +1,252 @@
+"""Queries of many requests, searched together.
+
+As soon as the one worker thread is free it takes what is queued, up to `max_batch`: no fixed window. Batches are made
+of queries, a few of each waiting request in turn, so that a request of 10,000 queries does not hold up single ones.
+A query asked by several requests at once is searched once, and what nobody waits for any more is not searched at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from retriever_server.cache import ResultCache
+from retriever_server.errors import RequestError
+from retriever_server.metrics import Metrics
+from retriever_server.retriever import Retriever, ScoredPassage
+
+logger = logging.getLogger(__name__)
+
+_TURN = 16
+"""Queries taken from one request before the next one has its turn."""
+_MAX_ISOLATION_CALLS = 64
+"""Searches spent on finding the guilty queries of a failed batch; the rest then fails with them."""
+
+Key = tuple[str, str, int]
+"""Index fingerprint, query, top-k."""
+
+
+class Ticket:
+    """One request on its way: `future` yields one list of passages a query, or raises `RequestError`."""
+
+    __slots__ = ("future", "remaining", "results")
+
+    def __init__(self, num_queries: int) -> None:
+        self.results: list[list[ScoredPassage]] = [[]] * num_queries
+        self.remaining = num_queries
+        self.future: asyncio.Future[list[list[ScoredPassage]]] = asyncio.get_running_loop().create_future()
+
+    def fill(self, position: int, passages: list[ScoredPassage]) -> None:
+        self.results[position] = passages
+        self.remaining -= 1
+        if self.remaining == 0 and not self.future.done():
+            self.future.set_result(self.results)
+
+    def fail(self, error: RequestError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # marks it as seen: the handler may have left already
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One search under way, shared by everyone who asked the same."""
+
+    key: Key
+    queued_at: float
+    waiters: list[tuple[Ticket, int]] = field(default_factory=list)
+    taken: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        return any(not ticket.future.done() for ticket, _ in self.waiters)
+
+
+class Batcher:
+    """All methods belong to the event loop's thread; only the retriever runs in the worker thread."""
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        cache: ResultCache,
+        metrics: Metrics,
+        *,
+        max_batch: int = 256,
+        max_queued: int = 20_000,
+    ) -> None:
+        self._retriever = retriever
+        self._fingerprint = str(retriever.describe()["fingerprint"])
+        self._cache = cache
+        self._metrics = metrics
+        self._max_batch = max_batch
+        self._max_queued = max_queued
+        self._flights: dict[Key, _Flight] = {}
+        self._turns: deque[deque[_Flight]] = deque()
+        self._num_queued = 0
+        self._queries_per_s = 100.0
+        self._running_since: float | None = None
+        self._wake = asyncio.Event()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
+        self._loop_task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._loop_task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Finish what is queued, then stop."""
+        while self._flights:
+            await asyncio.sleep(0.01)
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def running_s(self) -> float:
+        """How long the batch now in the worker has been there; 0 when it is free."""
+        return 0.0 if self._running_since is None else time.monotonic() - self._running_since
+
+    def submit(self, queries: Sequence[str], top_k: int) -> Ticket:
+        """Take a request in. A blank query finds nothing and is not searched.
+
+        Raises:
+            RequestError: 503 when the queue is full, nothing of the request having been queued.
+        """
+        ticket = Ticket(len(queries))
+        keys = [(self._fingerprint, query, top_k) for query in queries]
+        found = [[] if not query.strip() else self._cache.get(key) for query, key in zip(queries, keys, strict=True)]
+        self._admit(len({key for key, passages in zip(keys, found, strict=True) if passages is None}))
+        self._metrics.queries.inc(len(queries))
+        turn: deque[_Flight] = deque()
+        for position, (key, passages) in enumerate(zip(keys, found, strict=True)):
+            if passages is None:
+                self._join(key, ticket, position, turn)
+            else:
+                ticket.fill(position, passages)
+        num_hits = len(queries) - ticket.remaining
+        self._metrics.cache_hits.inc(num_hits)
+        if not queries:
+            ticket.future.set_result([])
+        if turn:
+            self._turns.append(turn)
+            self._num_queued += len(turn)
+            self._metrics.queue_depth.set(self._num_queued)
+            self._wake.set()
+        return ticket
+
+    def _admit(self, num_new: int) -> None:
+        if self._num_queued and self._num_queued + num_new > self._max_queued:
+            wait_s = max(1, math.ceil(self._num_queued / self._queries_per_s))
+            raise RequestError(
+                503,
+                f"{self._num_queued:,} queries wait already; try again in {wait_s} s",
+                reason="busy",
+                retry_after_s=min(wait_s, 30),
+            )
+
+    def _join(self, key: Key, ticket: Ticket, position: int, turn: deque[_Flight]) -> None:
+        """Wait for the search of `key`, starting one if there is none. A search still queued behind a long request
+        is queued with this one too, so that it runs at whichever turn comes first."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(key, time.monotonic())
+            self._metrics.cache_misses.inc()
+            turn.append(flight)
+        else:
+            self._metrics.cache_shared.inc()
+            if not flight.taken and flight.waiters[-1][0] is not ticket:
+                turn.append(flight)
+        flight.waiters.append((ticket, position))
+
+    def _take(self) -> list[_Flight]:
+        batch: list[_Flight] = []
+        while self._turns and len(batch) < self._max_batch:
+            turn = self._turns.popleft()
+            for _ in range(min(len(turn), _TURN, self._max_batch - len(batch))):
+                flight = turn.popleft()
+                self._num_queued -= 1
+                if flight.taken:
+                    continue
+                flight.taken = True
+                if flight.wanted:
+                    batch.append(flight)
+                else:
+                    del self._flights[flight.key]
+                    self._metrics.dropped.inc()
+            if turn:
+                self._turns.append(turn)
+        self._metrics.queue_depth.set(self._num_queued)
+        return batch
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            batch = self._take()
+            if not batch and not self._turns:
+                self._wake.clear()
+            by_top_k: dict[int, list[_Flight]] = {}
+            for flight in batch:
+                by_top_k.setdefault(flight.key[2], []).append(flight)
+            for top_k, flights in by_top_k.items():
+                await self._search(flights, top_k)
+
+    async def _search(self, flights: list[_Flight], top_k: int) -> None:
+        started = self._running_since = time.monotonic()
+        for flight in flights:
+            self._metrics.queue_seconds.observe(started - flight.queued_at)
+        queries = [flight.key[1] for flight in flights]
+        loop = asyncio.get_running_loop()
+        outcomes = await loop.run_in_executor(self._worker, search_isolating, self._retriever, queries, top_k)
+        self._running_since = None
+        seconds = time.monotonic() - started
+        self._queries_per_s += 0.2 * (len(queries) / max(seconds, 1e-6) - self._queries_per_s)
+        self._metrics.search_seconds.observe(seconds)
+        self._metrics.batch_size.observe(len(queries))
+        for flight, outcome in zip(flights, outcomes, strict=True):
+            self._land(flight, outcome)
+
+    def _land(self, flight: _Flight, outcome: list[ScoredPassage] | Exception) -> None:
+        del self._flights[flight.key]
+        if isinstance(outcome, Exception):
+            self._metrics.failed.inc()
+            error = RequestError(
+                500, f"the retriever failed on a query: {type(outcome).__name__}: {outcome}", reason="failed"
+            )
+            for ticket, _ in flight.waiters:
+                ticket.fail(error)
+            return
+        self._cache.put(flight.key, outcome)
+        for ticket, position in flight.waiters:
+            ticket.fill(position, outcome)
+
+
+def search_isolating(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage] | Exception]:
+    """Search all queries at once; where that fails, halve until the guilty ones stand alone.
+
+    Returns:
+        One outcome a query, in order: its passages, or the error it caused.
+    """
+    outcomes: list[list[ScoredPassage] | Exception] = [[] for _ in queries]
+    spans = [(0, len(queries))]
+    calls = 0
+    while spans:
+        start, stop = spans.pop()
+        try:
+            found = retriever.search(queries[start:stop], top_k)
+            if len(found) != stop - start:
+                raise ValueError(f"{len(found)} lists of passages for {stop - start} queries")
+            outcomes[start:stop] = found
+        except Exception as error:
+            calls += 1
+            if stop - start == 1 or calls > _MAX_ISOLATION_CALLS:
+                logger.exception("search failed for %d queries, the first %.100r", stop - start, queries[start])
+                outcomes[start:stop] = [error] * (stop - start)
+            else:
+                middle = (start + stop) // 2
+                spans += [(start, middle), (middle, stop)]
+    return outcomes
