@@ -34,5 +34,5 @@ test-slow: setup ## what takes more than a minute a test
 
 check: lint types test ## all that CI checks of the code
 
-smoke: setup ## the quick start, cut to two steps
-	./quickstart.sh trainer.total_steps=2
+smoke: setup ## the quick start, cut to two steps and 32 questions
+	./quickstart.sh trainer.total_steps=2 data.max_val_questions=32

@@ -20,10 +20,10 @@ fail() {
     exit 1
 }
 
-train=(./train_grpo.sh experiment=quickstart) seed=0 overrides=()
+train=./train_grpo.sh seed=0 overrides=()
 while (($#)); do
     case $1 in
-    --ppo) train=(./train_ppo.sh experiment=quickstart_ppo) ;;
+    --ppo) train=./train_ppo.sh ;;
     --seed) [[ ${2-} =~ ^[0-9]+$ ]] || fail "--seed takes a number, not '${2-}'" && seed=$2 && shift ;;
     -h | --help) usage && exit ;;
     -*) usage >&2 && fail "unknown option $1" ;;
@@ -83,6 +83,7 @@ for ((tries = 0; ; tries++)); do
 done
 
 export SEARCH_R1_SETUP_SECONDS=$SECONDS
-launch "${train[@]}" "environment.retriever_urls=[$url/retrieve]" seed="$seed" ${overrides[@]+"${overrides[@]}"}
+launch "$train" experiment=quickstart "environment.retriever_urls=[$url/retrieve]" seed="$seed" \
+    ${overrides[@]+"${overrides[@]}"}
 wait "${jobs[1]}" || exit $?
 "$PYTHON" -m search_r1.report runs/quickstart/latest

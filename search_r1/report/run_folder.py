@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 from search_r1.errors import DataError
 
 MAX_FILES = 60
-"""Trajectory files shown; a longer run shows this many, evenly spaced, the first and the last among them."""
+"""Files of each kind shown; a longer run shows this many, evenly spaced, the first and the last among them."""
 MAX_POINTS = 400
 """Points a curve."""
 MAX_CHARS = 4000
@@ -48,8 +49,9 @@ def read_run(folder: Path, max_per_file: int) -> Run:
     unreadable: list[str] = []
     curves = _curves(metrics_file, unreadable)
     files = sorted((folder / "trajectories").glob("*.jsonl"), key=_file_order)
+    thinned = [path for _, kind in groupby(files, key=_kind) for path in _evenly(list(kind), MAX_FILES)]
     shown, seen = [], 0
-    for path in _evenly(files, MAX_FILES):
+    for path in thinned:
         for index, row in enumerate(_rows(path, unreadable)):
             seen += 1
             if index < max_per_file:
@@ -68,10 +70,13 @@ def read_run(folder: Path, max_per_file: int) -> Run:
     )
 
 
+def _kind(path: Path) -> str:
+    """`step_` or `val_`: a training step's or a validation's trajectories."""
+    return path.stem.rstrip("0123456789")
+
+
 def _file_order(path: Path) -> tuple[str, int]:
-    prefix = path.stem.rstrip("0123456789")
-    digits = path.stem[len(prefix) :]
-    return prefix, int(digits or 0)
+    return _kind(path), int(path.stem[len(_kind(path)) :] or 0)
 
 
 def _evenly(items: list[T], count: int) -> list[T]:
