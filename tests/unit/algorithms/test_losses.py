@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ def test_losses_and_gradients_do_not_depend_on_micro_batches(aggregation: str, c
     case = make_case(seed)
     num_tokens, num_sequences = int(case.mask.sum()), int(case.mask.any(dim=1).sum())
     borders = [0, *sorted(cuts), 6]
-    parts = [slice(a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    parts = [slice(a, b) for a, b in itertools.pairwise(borders)]
     weights = torch.cat([token_weights(case.mask[p], aggregation, num_tokens, num_sequences) for p in parts])
 
     whole, split = (case.log_probs.clone().requires_grad_() for _ in range(2))
