@@ -1,0 +1,88 @@
+"""Several parquet files of questions into one, with ids that stay unique."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.cli import console, count_table, existing_file, exit_code, parser
+from data_prep.rows import RL_SCHEMA, write_parquet
+from search_r1.errors import DataError
+
+EXAMPLES = """\
+  python -m data_prep.merge data/nq_train.parquet data/hotpot_train.parquet --output data/train.parquet --shuffle"""
+
+
+def read_rl_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of one file, cut down to the RL schema; what `extra_info` lacks becomes None.
+
+    Raises:
+        DataError: not parquet, or columns missing or of another type.
+    """
+    try:
+        table = pq.read_table(path)
+        missing = [name for name in RL_SCHEMA.names if name not in table.column_names]
+        if missing:
+            raise DataError(f"{path}: the columns {', '.join(missing)} are missing; write it with data_prep.qa")
+        rows: list[dict[str, Any]] = pa.Table.from_pylist(
+            table.select(RL_SCHEMA.names).to_pylist(), schema=RL_SCHEMA
+        ).to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"{path}: this is no parquet file of the RL schema ({error})") from None
+    return rows
+
+
+def merge(paths: Sequence[Path], seed: int | None) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """All rows in the order of the files, or shuffled by `seed`, and counts by file.
+
+    A row that stands in two files (same id, same prompt) is kept once; another row under a taken id gets an id of
+    its own.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    counts = {"repeated rows dropped": 0}
+    for path in paths:
+        found = read_rl_rows(path)
+        counts[str(path)] = len(found)
+        for number, row in enumerate(found):
+            extra = row["extra_info"] = row["extra_info"] or dict.fromkeys(("split", "index", "question", "id"))
+            row_id = str(extra["id"] or f"{row['data_source']}/{extra['split'] or path.stem}/{number}")
+            if row_id in rows and rows[row_id]["prompt"] == row["prompt"]:
+                counts["repeated rows dropped"] += 1
+                continue
+            row_id = f"{row_id}@{path}:{number}" if row_id in rows else row_id
+            extra["id"] = row_id
+            rows[row_id] = row
+    merged = list(rows.values())
+    if seed is not None:
+        random.Random(seed).shuffle(merged)
+    return merged, {**counts, "written": len(merged)}
+
+
+def command(arguments: argparse.Namespace) -> None:
+    paths = [existing_file(path) for path in arguments.inputs]
+    rows, counts = merge(paths, arguments.seed if arguments.shuffle else None)
+    if not rows:
+        raise DataError("the files hold no rows, so nothing is written")
+    write_parquet(arguments.output, rows, RL_SCHEMA)
+    console.print(count_table("merged", counts))
+    console.print(f"wrote {arguments.output}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parser("merge", __doc__, EXAMPLES)
+    options.add_argument("inputs", nargs="+", help="parquet files of the RL schema")
+    options.add_argument("--output", required=True, help="the parquet file to write")
+    options.add_argument("--shuffle", action="store_true", help="mix the sources instead of keeping the order")
+    options.add_argument("--seed", type=int, default=0, help="of the shuffle (default: 0)")
+    return exit_code(command, options.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
