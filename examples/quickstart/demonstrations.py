@@ -9,11 +9,12 @@ import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from examples.quickstart.questions import Riddle, all_riddles, ask
 from examples.quickstart.world import Names, World
 from search_r1.environments.passages import render_passages
-from search_r1.prompts import render_prompt
+from search_r1.prompts import prompt_messages
 from search_r1.types import Passage
 
 Search = Callable[[str], Sequence[Passage]]
@@ -98,18 +99,21 @@ def _anything_in(rng: random.Random, world: World, passages: Sequence[Passage]) 
 
 def make_demonstrations(
     rng: random.Random, world: World, search: Search, count: int, habits: Habits, forbidden: Collection[str]
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """`count` rows with `messages`, one-hop and two-hop taking turns; no invented word of theirs is in `forbidden`."""
     riddles = [all_riddles(world, hops) for hops in (1, 2)]
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for i in range(count):
         riddle = rng.choice(riddles[i % 2])
-        prompt = render_prompt("short", ask(rng, riddle))
-        response = demonstrate(rng, world, riddle, search, habits)
-        prompt, response, answer = _rename([prompt, response, riddle.answer], world.words, Names(rng, forbidden))
-        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+        texts = [ask(rng, riddle), demonstrate(rng, world, riddle, search, habits), riddle.answer]
+        question, response, answer = _rename(texts, world.words, Names(rng, forbidden))
+        messages = [*prompt_messages("short", question), {"role": "assistant", "content": response}]
         rows.append({"messages": messages, "answer": answer, "hops": len(riddle.path)})
     return rows
+
+
+def answered_right(row: Mapping[str, Any]) -> bool:
+    return bool(row["messages"][-1]["content"].endswith(f"<answer> {row['answer']} </answer>"))
 
 
 def _rename(texts: Sequence[str], words: Collection[str], names: Names) -> list[str]:
