@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import json
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +10,10 @@ from search_r1.rewards import metrics_of, resolve_reward, score
 from search_r1.rewards.format import is_valid_format
 from search_r1.types import Action, Observation, Trajectory, Turn
 from tests.fakes import make_completion, make_prompt, make_trajectory
+from tests.shared_data import json_lines
 
-SHARED = Path(os.environ.get("SEARCH_R1_SHARED", Path(__file__).parents[4] / "shared"))
-TRACES = SHARED / "data" / "traces"
-pytestmark = pytest.mark.skipif(
-    not TRACES.is_dir(), reason=f"real rollouts are not at {TRACES}: set SEARCH_R1_SHARED to the folder that has them"
-)
 _OBSERVATION = re.compile(r"(\s*<information>.*?</information>\s*)", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
-
-
-def load(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (TRACES / name).read_text().split("\n") if line]
 
 
 def to_trajectory(row: dict[str, Any]) -> Trajectory:
@@ -50,28 +39,31 @@ def strip_blocks(response: str) -> str:
 
 
 def test_right_rollouts_score_one() -> None:
-    rows = load("wellformed.jsonl")
+    rows = json_lines("traces/wellformed.jsonl")
     assert len(rows) == 180
     for row in rows:
         assert metrics_of(to_trajectory(row)) == {"em": 1.0, "f1": 1.0, "sub_em": 1.0}, row["question"]
 
 
-@pytest.mark.parametrize("name", ["wellformed.jsonl", "malformed.jsonl"])
+@pytest.mark.parametrize("name", ["traces/wellformed.jsonl", "traces/malformed.jsonl"])
 def test_validity_agrees_with_an_independent_reading(name: str) -> None:
-    for row in load(name):
+    for row in json_lines(name):
         starts_well = re.match(r"\s*<think>", row["response"]) is not None
         assert is_valid_format(to_trajectory(row)) == (starts_well and strip_blocks(row["response"]) == ""), row
 
 
 def test_balanced_rollouts_split_into_strict_and_loose_ones() -> None:
     """Balanced tags are not enough: 85 of 180 think inside their tags at every turn, the others write around them."""
-    rewards = [score(resolve_reward(RewardConfig("em_format")), to_trajectory(r)) for r in load("wellformed.jsonl")]
+    rewards = [
+        score(resolve_reward(RewardConfig("em_format")), to_trajectory(r))
+        for r in json_lines("traces/wellformed.jsonl")
+    ]
     assert sum(r["valid_format"] for r in rewards) == 85
     assert sorted({r["reward"] for r in rewards}) == [0.8, 1.0]
 
 
 def test_malformed_rollouts_are_valid_only_where_tags_balance_and_an_answer_ends_them() -> None:
     """Seven think once and answer without a search: the grammar allows it."""
-    valid = [row["response"] for row in load("malformed.jsonl") if is_valid_format(to_trajectory(row))]
+    valid = [row["response"] for row in json_lines("traces/malformed.jsonl") if is_valid_format(to_trajectory(row))]
     assert len(valid) == 7
     assert not any("<search>" in response for response in valid)
