@@ -49,6 +49,14 @@ def existing_file(path: str | Path) -> Path:
     return path
 
 
+def positive(text: str) -> int:
+    """An argument type: a whole number above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+    return value
+
+
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block succeeds and vanishes when it fails."""

@@ -77,8 +77,10 @@ def parse_article(line: str, where: str) -> Article:
         raise DataError(f"{where} is not JSON ({error})") from None
     if not isinstance(row, dict) or not (isinstance(row.get("contents"), str) or isinstance(row.get("text"), str)):
         raise DataError(f"{where} has neither contents nor title and text")
-    title, text = split_contents(row["contents"]) if isinstance(row.get("contents"), str) else (row.get("title"), row["text"])
-    return Article(str(title or "").strip(), text, str(row.get("id", "")))
+    title, text = row.get("title"), row.get("text")
+    if isinstance(row.get("contents"), str):
+        title, text = split_contents(row["contents"])
+    return Article(str(title or "").strip(), str(text), str(row.get("id", "")))
 
 
 def read_articles(paths: Iterable[Path], progress: Progress) -> Iterator[Article]:
@@ -111,7 +113,7 @@ def write_corpus(passages: Iterable[Article], path: str | Path, keep_ids: bool) 
             for number, passage in enumerate(passages):
                 passage_id = passage.article_id if keep_ids else str(number)
                 if keep_ids and (not passage_id or passage_id in taken):
-                    raise DataError(f"passage {number + 1}: its id {passage_id!r} is empty or taken; leave out --keep-ids")
+                    raise DataError(f"passage {number + 1}: its id {passage_id!r} is empty or taken; drop --keep-ids")
                 if keep_ids:
                     taken.add(passage_id)
                 row = {"id": passage_id, "contents": f'"{passage.title}"\n{passage.text}'}
@@ -140,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser("corpus", __doc__, EXAMPLES)
     options.add_argument("inputs", nargs="+", help="JSON lines, plain or .gz: id, title, text or id, contents")
     options.add_argument("--output", required=True, help="the corpus to write: .jsonl or .jsonl.gz")
-    options.add_argument("--words", type=_words, default=100, help="words a passage; 0 keeps texts whole (default: 100)")
+    options.add_argument("--words", type=_words, default=100, help="of a passage; 0 keeps texts whole (default: 100)")
     options.add_argument("--keep-ids", action="store_true", help="keep the ids of the input instead of counting anew")
     return exit_code(command, options.parse_args(argv))
 

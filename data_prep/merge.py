@@ -21,7 +21,8 @@ EXAMPLES = """\
 
 
 def read_rl_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of one file, cut down to the RL schema; what `extra_info` lacks becomes None.
+    """Rows of one file, cut down to the RL schema. What `extra_info` lacks of id and question is taken from columns
+    of these names, else None.
 
     Raises:
         DataError: not parquet, or columns missing or of another type.
@@ -31,12 +32,17 @@ def read_rl_rows(path: Path) -> list[dict[str, Any]]:
         missing = [name for name in RL_SCHEMA.names if name not in table.column_names]
         if missing:
             raise DataError(f"{path}: the columns {', '.join(missing)} are missing; write it with data_prep.qa")
-        rows: list[dict[str, Any]] = pa.Table.from_pylist(
-            table.select(RL_SCHEMA.names).to_pylist(), schema=RL_SCHEMA
-        ).to_pylist()
+        rows = [_with_extra(row) for row in table.to_pylist()]
+        typed: list[dict[str, Any]] = pa.Table.from_pylist(rows, schema=RL_SCHEMA).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"{path}: this is no parquet file of the RL schema ({error})") from None
-    return rows
+    return typed
+
+
+def _with_extra(row: dict[str, Any]) -> dict[str, Any]:
+    extra = {"id": row.get("id"), "question": row.get("question"), "split": None, "index": None}
+    given = row["extra_info"] or {}
+    return {**row, "extra_info": extra | {key: value for key, value in given.items() if value is not None}}
 
 
 def merge(paths: Sequence[Path], seed: int | None) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -51,7 +57,7 @@ def merge(paths: Sequence[Path], seed: int | None) -> tuple[list[dict[str, Any]]
         found = read_rl_rows(path)
         counts[str(path)] = len(found)
         for number, row in enumerate(found):
-            extra = row["extra_info"] = row["extra_info"] or dict.fromkeys(("split", "index", "question", "id"))
+            extra = row["extra_info"]
             row_id = str(extra["id"] or f"{row['data_source']}/{extra['split'] or path.stem}/{number}")
             if row_id in rows and rows[row_id]["prompt"] == row["prompt"]:
                 counts["repeated rows dropped"] += 1

@@ -13,9 +13,9 @@ from typing import Any
 from rich.progress import Progress
 
 from data_prep import hub
-from data_prep.cli import console, count_table, exit_code, parser
+from data_prep.cli import console, count_table, exit_code, parser, positive
 from data_prep.readers import FORMS, Record, read_records, to_records
-from data_prep.rows import RL_SCHEMA, rl_row, write_parquet
+from data_prep.rows import RL_SCHEMA, ExtraInfo, rl_row, write_parquet
 from search_r1.errors import ConfigError, DataError
 from search_r1.prompts import TEMPLATES, check_template
 
@@ -62,8 +62,8 @@ def convert(
             row_id = f"{row_id}#{index}" if row_id in ids else row_id
             ids.add(row_id)
             result.counts["kept"] += 1
-            place = {"source": source, "split": split, "index": index, "row_id": row_id}
-            result.rows.append(rl_row(record.question, record.answers, template, **place))
+            extra = ExtraInfo(split, index, row_id)
+            result.rows.append(rl_row(record.question, record.answers, source, template, extra))
     return result
 
 
@@ -107,26 +107,18 @@ def command(arguments: argparse.Namespace) -> None:
     console.print(f"wrote {arguments.output}")
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0")
-    return value
-
-
 def main(argv: list[str] | None = None) -> int:
     options = parser("qa", __doc__, EXAMPLES)
     options.add_argument("--source", required=True, help=f"one of {', '.join(hub.SOURCES)}, or a name of your own")
     options.add_argument("--split", default="train", help="train, dev or test; recorded in every row (default: train)")
     options.add_argument(
-        "--input", help=f"a published file, a folder or a hub dataset (default: configuration SOURCE of {hub.COLLECTION})"
+        "--input",
+        help=f"a published file, a folder or a hub dataset (default: {hub.COLLECTION}, part SOURCE)",
     )
     options.add_argument("--form", help=f"form of the input where it is not recognised: {', '.join(FORMS)}")
     options.add_argument("--output", help="the parquet file to write")
-    options.add_argument(
-        "--template", default="search_r1", help=f"prompt: {', '.join(TEMPLATES)} (default: search_r1)"
-    )
-    options.add_argument("--limit", type=_positive, help="keep so many questions")
+    options.add_argument("--template", default="search_r1", help=f"prompt: {', '.join(TEMPLATES)} (default: search_r1)")
+    options.add_argument("--limit", type=positive, help="keep so many questions")
     options.add_argument("--dry-run", action="store_true", help="count and show two rows, write nothing")
     return exit_code(command, options.parse_args(argv))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,37 @@ RL_SCHEMA = pa.schema(
         ),
         (
             "extra_info",
-            pa.struct(
-                [("split", pa.string()), ("index", pa.int64()), ("question", pa.string()), ("id", pa.string())]
-            ),
+            pa.struct([("split", pa.string()), ("index", pa.int64()), ("question", pa.string()), ("id", pa.string())]),
         ),
     ]
 )
 SFT_SCHEMA = pa.schema([("data_source", pa.string()), ("question", pa.string()), ("messages", _MESSAGES)])
 
 
-def rl_row(
-    question: str, answers: Iterable[str], template: str, *, source: str, split: str, index: int, row_id: str
-) -> dict[str, Any]:
-    """One question in the RL schema; `row_id` is unique over all sources."""
+@dataclass(frozen=True, slots=True)
+class ExtraInfo:
+    """Where a row comes from."""
+
+    split: str
+    index: int
+    """Position in the source's split; it restarts in every source."""
+    row_id: str
+    """Unique over all sources."""
+
+
+def rl_row(question: str, answers: Iterable[str], source: str, template: str, extra: ExtraInfo) -> dict[str, Any]:
+    """One question in the RL schema."""
     return {
         "data_source": source,
         "prompt": list(prompt_messages(template, question)),
         "ability": "fact-reasoning",
         "reward_model": {"style": "rule", "ground_truth": {"target": list(answers)}},
-        "extra_info": {"split": split, "index": index, "question": normalize_question(question), "id": row_id},
+        "extra_info": {
+            "split": extra.split,
+            "index": extra.index,
+            "question": normalize_question(question),
+            "id": extra.row_id,
+        },
     }
 
 
