@@ -217,8 +217,10 @@ def test_files_stay_under_400_lines_and_functions_under_60() -> None:
     assert not too_long, "\n".join(too_long)
 
 
-def test_the_product_stays_under_10000_lines() -> None:
-    assert sum(path.read_text(encoding="utf-8").count("\n") for path in sources(*PRODUCT)) < 10_000
+def test_the_product_stays_under_10000_lines_of_code() -> None:
+    """Blank lines and comments are free, so that nobody saves on them."""
+    lines = [line.strip() for path in sources(*PRODUCT) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sum(bool(line) and not line.startswith("#") for line in lines) < 10_000
 
 
 def test_nothing_prints() -> None:
