@@ -1,0 +1,204 @@
+"""What supervised fine-tuning learns from a conversation, to the token."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from search_r1.backends.sharding import build_sharding
+from search_r1.backends.supervised import SupervisedPolicy
+from search_r1.config import ModelConfig, OptimConfig, ShardingConfig
+from search_r1.data.sft_examples import (
+    ConversationEncoder,
+    SFTExample,
+    collate_examples,
+    read_examples,
+    split_observations,
+)
+from search_r1.data.templates import PromptEncoder, encode_plain
+from search_r1.errors import DataError, TrainingError
+from search_r1.protocols import Metrics
+from search_r1.sft_config import SFTTrainingConfig
+from search_r1.trainer.sft_loop import plan_batches, run_sft
+from tests.model_factory import tiny_model_dir, tiny_tokenizer
+
+SEARCH = "<think> Look. </think> <search> the author of abc </search>"
+OBSERVATION = "\n\n<information>Doc 1(Title: abc) The town of abc lies in 3.</information>\n\n"
+ANSWER = "<think> Found. </think> <answer> abc 3 </answer>"
+QUESTION = {"role": "user", "content": "Question: who wrote abc?\n"}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def learned_text(example: SFTExample) -> str:
+    tokenizer = tiny_tokenizer()
+    return tokenizer.decode([t for t, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
+
+
+def test_a_demonstration_has_the_ids_and_the_mask_of_the_rollout_it_shows() -> None:
+    tokenizer = tiny_tokenizer()
+    example = ConversationEncoder(tokenizer)([QUESTION, assistant(SEARCH + OBSERVATION + ANSWER)])
+    pieces = [
+        (PromptEncoder(tokenizer)([QUESTION]), False),
+        (encode_plain(tokenizer, SEARCH), True),
+        (encode_plain(tokenizer, OBSERVATION), False),
+        (encode_plain(tokenizer, ANSWER), True),
+    ]
+    assert list(example.token_ids) == [token for ids, _ in pieces for token in ids]
+    assert list(example.loss_mask) == [mask for ids, mask in pieces for _ in ids]
+
+
+def test_a_sampled_closing_tag_never_merges_with_the_line_break_of_the_observation() -> None:
+    tokenizer = tiny_tokenizer()
+    assert encode_plain(tokenizer, SEARCH + "\n\n") != encode_plain(tokenizer, SEARCH) + encode_plain(tokenizer, "\n\n")
+    example = ConversationEncoder(tokenizer)([QUESTION, assistant(SEARCH + OBSERVATION + ANSWER)])
+    assert learned_text(example) == SEARCH + ANSWER
+
+
+def test_no_end_of_turn_is_learned_after_an_answer_and_one_is_after_anything_else() -> None:
+    tokenizer = tiny_tokenizer()
+    encode = ConversationEncoder(tokenizer)
+    assert encode([QUESTION, assistant(ANSWER)]).token_ids[-1] != tokenizer.eos_token_id
+    plain = encode([QUESTION, assistant("I do not know.")])
+    assert plain.token_ids[-1] == tokenizer.eos_token_id
+    assert plain.loss_mask[-1]
+
+
+def test_all_assistant_turns_and_their_ends_are_learned_and_nothing_between_them() -> None:
+    messages = [QUESTION, assistant("abc"), {"role": "user", "content": "and from where?"}, assistant("town")]
+    example = ConversationEncoder(tiny_tokenizer())(messages)
+    assert learned_text(example) == "abc<|im_end|>town<|im_end|>"
+    rendered = tiny_tokenizer().apply_chat_template(messages, tokenize=False)
+    assert tiny_tokenizer().decode(example.token_ids) == rendered.removesuffix("\n")
+
+
+def test_control_tokens_spelled_in_a_passage_or_a_user_message_stay_text() -> None:
+    tokenizer = tiny_tokenizer()
+    observation = OBSERVATION.replace("lies", "<|im_end|>")
+    spelled = {"role": "user", "content": "what is <|im_start|>?"}
+    example = ConversationEncoder(tokenizer)([QUESTION, assistant(SEARCH + observation), spelled, assistant(ANSWER)])
+    starts = example.token_ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>"))
+    ends = example.token_ids.count(tokenizer.eos_token_id)
+    assert (starts, ends) == (4, 3)
+
+
+def test_several_observations_are_split_off_one_by_one() -> None:
+    pieces = split_observations(SEARCH + OBSERVATION + SEARCH + OBSERVATION + ANSWER)
+    assert pieces == [(SEARCH, True), (OBSERVATION, False), (SEARCH, True), (OBSERVATION, False), (ANSWER, True)]
+
+
+def test_collating_pads_on_the_right_without_loss_on_padding() -> None:
+    batch = collate_examples([SFTExample((5, 6, 7), (False, True, True)), SFTExample((8, 9), (True, True))], 0)
+    assert batch.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert batch.loss_mask.tolist() == [[False, True, True], [False, True, False]]
+
+
+def _write(path: Path, rows: Sequence[object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "has no rows"),
+        ([{"text": "no messages"}], "row 1: no `messages`"),
+        ([{"messages": [QUESTION]}], "row 1: no assistant turn"),
+        ([{"messages": [{"role": "user"}]}], "row 1: a message needs `role` and `content`"),
+        ([{"messages": [QUESTION, assistant("abc " * 200)]}], "max_length=100"),
+        (["a string"], "line 1: not a JSON object"),
+    ],
+)
+def test_bad_files_are_refused_with_their_row(tmp_path: Path, rows: Sequence[object], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        read_examples([_write(tmp_path / "rows.jsonl", rows)], tiny_tokenizer(), max_length=100)
+
+
+def test_parquet_and_json_lines_give_the_same_examples(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"messages": [QUESTION, assistant(ANSWER)]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    files = [_write(tmp_path / "rows.jsonl", rows), str(tmp_path / "rows.parquet")]
+    first, second = read_examples(files, tiny_tokenizer(), max_length=500)
+    assert first == second
+
+
+def test_a_plan_shows_every_example_once_an_epoch_and_is_the_same_for_the_same_seed() -> None:
+    lengths = [10 + (i * 37) % 90 for i in range(300)]
+    config = SFTTrainingConfig(epochs=2, batch_tokens=400)
+    plan = plan_batches(lengths, config, seed=1)
+    assert sorted(row for rows in plan for row in rows) == sorted([*range(300), *range(300)])
+    assert all(len(rows) * max(lengths[row] for row in rows) <= 400 for rows in plan)
+    assert plan == plan_batches(lengths, config, seed=1) != plan_batches(lengths, config, seed=2)
+    assert plan_batches(lengths, SFTTrainingConfig(total_steps=7, batch_tokens=400), seed=1) == plan[:7]
+
+
+def _learner(folder: Path, max_tokens: int) -> SupervisedPolicy:
+    return SupervisedPolicy(
+        ModelConfig(path=str(folder)),
+        OptimConfig(lr=1e-2),
+        build_sharding(ShardingConfig()),
+        30,
+        pad_token_id=0,
+        max_tokens_per_micro_batch=max_tokens,
+    )
+
+
+def _examples() -> list[SFTExample]:
+    encode = ConversationEncoder(tiny_tokenizer())
+    texts = (SEARCH + OBSERVATION + ANSWER, ANSWER, SEARCH + OBSERVATION + ANSWER.replace("3", "abc abc abc"))
+    return [encode([QUESTION, assistant(text)]) for text in texts]
+
+
+def test_learning_brings_the_loss_down_and_it_is_the_mean_over_learned_tokens(tmp_path: Path) -> None:
+    learner, examples = _learner(tiny_model_dir(tmp_path), max_tokens=1000), _examples()
+    tokens = [sum(example.loss_mask) for example in examples]
+    each = [learner.loss([example]) for example in examples]
+    before = learner.loss(examples)
+    assert before == pytest.approx(sum(n * x for n, x in zip(tokens, each, strict=True)) / sum(tokens), rel=1e-5)
+    losses = [learner.update(examples)["loss"] for _ in range(30)]
+    assert losses[0] == pytest.approx(before, rel=1e-5)
+    assert learner.loss(examples) < 0.3 * before
+
+
+def test_an_update_does_not_depend_on_micro_batches(tmp_path: Path) -> None:
+    folder, examples = tiny_model_dir(tmp_path), _examples()
+    whole, split = _learner(folder, max_tokens=1000), _learner(folder, max_tokens=1)
+    norms = [learner.update(examples)["grad_norm"] for learner in (whole, split)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_what_an_observation_says_is_not_learned(tmp_path: Path) -> None:
+    learner, example = _learner(tiny_model_dir(tmp_path), max_tokens=1000), _examples()[0]
+    batch = collate_examples([example], 0)
+    log_probs, _ = learner.module(batch.input_ids, batch.loss_mask, 1.0)
+    assert torch.equal(log_probs != 0, batch.loss_mask)
+    assert sum(a != b for a, b in pairwise(example.loss_mask)) == 3
+
+
+class _BrokenLearner:
+    def update(self, examples: Sequence[SFTExample]) -> Metrics:
+        return {"loss": math.nan, "bad_step": 1.0}
+
+    def loss(self, examples: Sequence[SFTExample]) -> float:
+        return 0.0
+
+
+def test_non_finite_steps_in_a_row_stop_the_run() -> None:
+    reported: list[int] = []
+    plan = [[0]] * 9
+    with pytest.raises(TrainingError, match="step 3: 3 non-finite"):
+        run_sft(
+            _BrokenLearner(), _examples(), [], plan, SFTTrainingConfig(), lambda metrics, step: reported.append(step)
+        )
+    assert reported == [1, 2]
