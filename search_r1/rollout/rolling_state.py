@@ -43,10 +43,6 @@ class RollingState:
         """Indices of the trajectories that still run."""
         return [index for index, trajectory in enumerate(self.trajectories) if trajectory.status is Status.RUNNING]
 
-    def contexts(self) -> list[list[int]]:
-        """What the policy sees next, one token list an active trajectory."""
-        return [self.trajectories[index].context_ids for index in self.active]
-
     def room(self, index: int) -> int:
         """Tokens that still fit into the context budget."""
         trajectory = self.trajectories[index]

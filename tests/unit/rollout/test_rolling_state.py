@@ -59,8 +59,8 @@ def test_the_context_is_the_whole_prompt_and_response_uncut() -> None:
     state = state_of("Question A", "B")
     state.append_completion(0, make_completion("<search>q</search>"), SEARCH)
     state.append_observation(0, observation("found"))
-    assert state.contexts() == [encode("Question A<search>q</search>found"), encode("B")]
-    assert state.request(0).context == state.contexts()[0]
+    assert state.request(0).context == encode("Question A<search>q</search>found")
+    assert state.request(1).context == encode("B")
 
 
 def test_a_prompt_above_the_limit_ends_out_of_tokens_uncut_and_unsampled() -> None:
