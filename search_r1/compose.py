@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import hydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
@@ -92,11 +92,14 @@ def suggest(word: str, known: Iterator[str] | Sequence[str]) -> str:
 
 
 def _explain(error: Exception, config_name: str) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    available = sorted(p.stem for p in CONFIG_DIR.glob("*.yaml"))
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = f"{suggest(name, error.options)} (there are {', '.join(sorted(error.options))})"
+        return f"{group}={name}: there is no such file in configs/{group}{options}"
     if "Cannot find primary config" in str(error):
-        return f"there is no configs/{config_name}.yaml; there are: {', '.join(available)}"
-    return " ".join(lines[:3])
+        available = sorted(p.stem for p in CONFIG_DIR.glob("*.yaml"))
+        return f"there is no configs/{config_name}.yaml (there are {', '.join(available)})"
+    return " ".join(line.strip() for line in str(error).splitlines()[:3])
 
 
 def to_yaml(config: Config | Mapping[str, Any]) -> str:

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from search_r1.compose import CONFIG_DIR, build_config, compose_config, compose_dict, known_keys, to_yaml
+from search_r1.config import Config, full_context_length
+from search_r1.errors import ConfigError
+from search_r1.legacy_keys import LEGACY_KEYS, translate
+
+PRODUCT = Path(__file__).parents[2]
+
+
+def test_base_yaml_holds_every_key_with_its_default() -> None:
+    assert build_config(Config, compose_dict("base", [])) == Config()
+
+
+def test_every_key_in_base_yaml_has_a_comment() -> None:
+    lines = (CONFIG_DIR / "base.yaml").read_text().splitlines()
+    for above, line in zip(lines, lines[1:], strict=False):
+        is_key = line.strip() and not line.strip().startswith("#") and not line.rstrip().endswith(":")
+        assert not is_key or above.strip().startswith("#"), f"no comment above {line!r}"
+
+
+@pytest.mark.parametrize("key", sorted(known_keys(Config)))
+def test_every_key_is_read_somewhere(key: str) -> None:
+    name = key.rsplit(".", 1)[-1]
+    sources = [p for p in (PRODUCT / "search_r1").rglob("*.py") if p.name not in ("config.py", "legacy_keys.py")]
+    assert any(re.search(rf"\.{name}\b", path.read_text()) for path in sources), f"nobody reads {key}"
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "eval"])
+def test_shipped_configs_compose_without_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    compose_config(name, ["rollout.group_size=5"])
+    assert not caplog.records
+
+
+def test_quick_start_sets_ppo_apart_only_in_ppo() -> None:
+    assert compose_config("ppo", ["experiment=quickstart"]).critic.warmup_steps > 0
+    assert compose_config("grpo", ["experiment=quickstart"]).critic.warmup_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("policy.optim.lrr=1", "did you mean policy.optim.lr"),
+        ("temperature=1", "did you mean rollout.temperature"),
+        ("data.train_batch_size=x", "data.train_batch_size='x'"),
+        ("engine.name=sglang", "'hf' or 'vllm'"),
+        ("engine=sglang", "hf"),
+        ("experiment=quickstar", "quickstart"),
+        ("rollout.top_p=0.9", "top_p=1"),
+        ("rollout.temperature=0", "above 0"),
+        ("rollout.temperature=-1", "must not be negative"),
+        ("algorithm.kl_controller=adaptive", "kl_placement=reward"),
+        ("policy.dual_clip=0.5", "above 1"),
+        ("rollout.max_void_share=1.5", "between 0 and 1"),
+        ("rollout.max_prompt_length=100", "leaves no room"),
+        ("data.train_batch_size=0", "above 0"),
+        ("this is no override", "override"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_remedy(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        compose_config("grpo", [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.group_size=1", "nothing is learned"),
+        ("critic.warmup_steps=3", "no critic"),
+        ("data.train_batch_size=8", "one optimizer step"),
+    ],
+)
+def test_a_setting_without_effect_is_a_warning(override: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    compose_config("grpo", [override])
+    assert words in caplog.text
+
+
+def test_legacy_overrides_of_a_published_launcher_are_understood() -> None:
+    overrides = [
+        "data.train_files=/d/train.parquet",
+        "data.val_files=/d/test.parquet",
+        "data.train_data_num=null",
+        "data.train_batch_size=512",
+        "data.max_prompt_length=4096",
+        "data.max_response_length=500",
+        "data.max_start_length=2048",
+        "data.max_obs_length=500",
+        "data.shuffle_train_dataloader=True",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.model.path=/m",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.285",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.001",
+        "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+        "actor_rollout_ref.rollout.n_agent=5",
+        "actor_rollout_ref.actor.state_masking=true",
+        "trainer.total_training_steps=1005",
+        "max_turns=4",
+        "retriever.url=http://127.0.0.1:8000/retrieve",
+        "retriever.topk=3",
+    ]
+    config = compose_config("grpo", overrides)
+    assert config.data.train_files == ("/d/train.parquet",)
+    assert (config.rollout.group_size, config.rollout.max_turns) == (5, 4)
+    assert (config.algorithm.kl_placement, config.algorithm.kl_estimator) == ("loss", "k3")
+    assert config.environment.retriever_urls == ("http://127.0.0.1:8000/retrieve",)
+    assert config.trainer.total_steps == 1005
+
+
+def test_each_translation_is_told_and_gone_meanings_say_so() -> None:
+    translated, notes = translate(["max_turns=2", "actor_rollout_ref.actor.state_masking=true", "seed=1"])
+    assert translated == ["rollout.max_turns=2", "seed=1"]
+    assert notes[0] == "max_turns=2 became rollout.max_turns=2"
+    assert "never trained on" in notes[1]
+
+
+def test_every_legacy_key_leads_to_a_key_that_exists() -> None:
+    known = set(known_keys(Config))
+    for key, target in LEGACY_KEYS.items():
+        if isinstance(target, str) and " " not in target:
+            assert target in known, f"{key} leads to {target}"
+
+
+def test_the_shown_configuration_can_be_read_back() -> None:
+    from omegaconf import OmegaConf
+
+    config = compose_config("ppo", ["experiment=quickstart"])
+    assert build_config(Config, OmegaConf.to_container(OmegaConf.create(to_yaml(config)))) == config  # type: ignore[arg-type]
+
+
+def test_default_lengths_follow_the_sizing_rule_of_the_field() -> None:
+    rollout = Config().rollout
+    assert full_context_length(rollout) == 2048 + 500 * 3 + 500 * 2
