@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_base_yaml_holds_every_key_with_its_default() -> None:
 
 def test_every_key_in_base_yaml_has_a_comment() -> None:
     lines = (CONFIG_DIR / "base.yaml").read_text().splitlines()
-    for above, line in zip(lines, lines[1:], strict=False):
+    for above, line in pairwise(lines):
         is_key = line.strip() and not line.strip().startswith("#") and not line.rstrip().endswith(":")
         assert not is_key or above.strip().startswith("#"), f"no comment above {line!r}"
 
