@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ def split_contents(contents: str) -> tuple[str, str]:
     return title, text
 
 
-def parse_article(line: str, where: str) -> Article:
+def parse_article(line: bytes, where: str) -> Article:
     """One JSON line: `{"id", "title", "text"}` or `{"id", "contents"}`. Raises `DataError` naming `where`."""
     try:
         row: Any = json.loads(line)
@@ -88,19 +89,15 @@ def read_articles(paths: Iterable[Path], progress: Progress) -> Iterator[Article
         task = progress.add_task(path.name, total=path.stat().st_size)
         with path.open("rb") as raw:
             lines = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield parse_article(_decoded(line, f"{path}: line {number}"), f"{path}: line {number}")
-                if number % 1000 == 0:
-                    progress.update(task, completed=raw.tell())
+            try:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield parse_article(line, f"{path}: line {number}")
+                    if number % 1000 == 0:
+                        progress.update(task, completed=raw.tell())
+            except (EOFError, zlib.error) as error:
+                raise DataError(f"{path}: the file is cut short ({error})") from None
         progress.update(task, completed=path.stat().st_size)
-
-
-def _decoded(line: bytes, where: str) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8 ({error})") from None
 
 
 def write_corpus(passages: Iterable[Article], path: str | Path, keep_ids: bool) -> None:

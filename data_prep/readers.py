@@ -12,6 +12,7 @@ import gzip
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,10 @@ def read_records(path: str | Path, form: str | None = None) -> Iterator[Record]:
         DataError: a missing, empty or malformed file (with the row's number), or one of no known form.
     """
     path = existing_file(path)
-    return to_records(rows_of(path), str(path), form)
+    try:
+        yield from to_records(rows_of(path), str(path), form)
+    except (UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: the file is cut short or not UTF-8 ({error})") from None
 
 
 def to_records(rows: Iterable[Row], name: str, form: str | None = None) -> Iterator[Record]:

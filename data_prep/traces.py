@@ -160,7 +160,7 @@ def _normalized(text: str) -> str:
 def read_rollouts(paths: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
     """Rows with `question`, `golden_answers` and `response` or `turns`. Raises `DataError` naming file and line."""
     for path in paths:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with path.open("rb") as file:  # bytes, so that only \n ends a line
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue

@@ -160,7 +160,7 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with path.open("rb") as file:  # bytes, so that only \n ends a line
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue

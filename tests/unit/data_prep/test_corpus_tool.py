@@ -69,6 +69,7 @@ def test_a_corpus_of_passages_goes_through_unchanged(tmp_path: Path) -> None:
     "line, options, message",
     [
         ("{oops", [], "line 2 is not JSON"),
+        ('{"text": "\udcff"}', [], "line 2 is not JSON"),
         ('{"id": "1", "title": "only"}', [], "line 2 has neither contents nor title and text"),
         ('{"id": "1", "title": "T", "text": "again"}', ["--words", "0", "--keep-ids"], "id '1' is empty or taken"),
         ('{"id": "2", "title": "T", "text": "x"}', ["--keep-ids"], "--keep-ids needs --words 0"),
@@ -78,7 +79,9 @@ def test_a_bad_line_is_named_and_nothing_is_left_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, options: list[str], message: str
 ) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"id": "1", "title": "T", "text": "x"}\n' + line + "\n")
+    path.write_text(
+        '{"id": "1", "title": "T", "text": "x"}\n' + line + "\n", encoding="utf-8", errors="surrogateescape"
+    )
     assert corpus.main([str(path), "--output", str(tmp_path / "out.jsonl"), *options]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]

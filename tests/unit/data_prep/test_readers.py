@@ -166,3 +166,13 @@ def test_a_bad_file_is_refused_with_its_place(tmp_path: Path, name: str, content
 def test_every_form_names_the_columns_that_tell_it_apart() -> None:
     keys = [form.keys for form in FORMS.values()]
     assert len(keys) == len(set(keys))
+
+
+def test_a_file_cut_short_or_of_another_encoding_is_told(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes('{"question": "qué?", "answer": "é"}\n'.encode("latin-1"))
+    short = tmp_path / "short.jsonl.gz"
+    short.write_bytes(gzip.compress(ONE["nq_open.jsonl"].encode() * 50)[:-20])
+    for path in (latin, short):
+        with pytest.raises(DataError, match=f"{path.name}: the file is cut short or not UTF-8"):
+            list(read_records(path))
