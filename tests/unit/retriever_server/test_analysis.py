@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from retriever_server.analysis import STOP_WORDS, EnglishAnalyzer
+
+analyze = EnglishAnalyzer()
+
+
+@pytest.mark.parametrize(
+    "text, terms",
+    [
+        ("The quick foxes were jumping", ["quick", "fox", "were", "jump"]),
+        ("Obama's and OBAMA\u2019S", ["obama", "obama"]),
+        ("don't rock'n'roll", ["don't", "rock'n'rol"]),
+        ("3.14 1,000 U.S.A. e.g. x_1", ["3.14", "1,000", "u.s.a", "e.g", "x_1"]),
+        ("state-of-the-art C++ C# R&D", ["state", "art", "c", "c", "r", "d"]),
+        ("naïve café Zürich", ["naïv", "café", "zürich"]),
+        ("us is as", ["us"]),
+        ("東京 タワー 서울", ["東", "京", "タワー", "서울"]),
+        ("relational conditional rational", ["relat", "condit", "ration"]),
+        ("\"(?!)...\n\t", []),
+        ("", []),
+    ],
+)
+def test_terms_are_those_of_lucenes_english_analyzer(text: str, terms: list[str]) -> None:
+    assert analyze(text) == terms
+
+
+def test_the_stop_set_is_lucenes() -> None:
+    assert len(STOP_WORDS) == 33
+    assert analyze(" ".join(sorted(STOP_WORDS)).upper()) == []
+
+
+def test_case_and_remembered_terms_change_nothing() -> None:
+    text = "Parisian NIGHTS in Parisian nights"
+    assert analyze(text) == analyze(text) == EnglishAnalyzer()(text.lower())
+
+
+def test_an_endless_word_is_cut() -> None:
+    (term,) = analyze("x" * 5000)
+    assert len(term) == 255
