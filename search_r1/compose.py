@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
-from search_r1.config import Config, check
+from search_r1.config import Config
+from search_r1.config_checks import check
 from search_r1.errors import ConfigError
 from search_r1.legacy_keys import translate
 

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 
 from search_r1.compose import compose_config, to_yaml
-from search_r1.config import Config, check_training
+from search_r1.config import Config
+from search_r1.config_checks import check_training
 from search_r1.errors import SearchR1Error
 
 HELP = """Settings are key=value overrides of configs/base.yaml, where every key stands with a comment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -18,10 +18,14 @@ _FORWARDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE", "HF_HOME", 
 """Environment variables of the driver that workers on every node should see."""
 
 
-def connect(config: ClusterConfig) -> None:
-    """Join the cluster at `address` (or RAY_ADDRESS), else start one on this machine with just enough CPUs."""
+def connect(config: ClusterConfig) -> Callable[[], None]:
+    """Join the cluster at `address` (or RAY_ADDRESS), else start one on this machine with just enough CPUs.
+
+    Returns:
+        What undoes it; nothing where this process had joined a cluster before.
+    """
     if ray.is_initialized():
-        return
+        return lambda: None
     address = config.address or os.environ.get("RAY_ADDRESS")
     try:
         if address:
@@ -34,6 +38,7 @@ def connect(config: ClusterConfig) -> None:
             f"cannot join the Ray cluster at {address or 'this machine'}: {str(error).splitlines()[0]}; start one with "
             "`ray start --head`, or unset RAY_ADDRESS and cluster.address to run on this machine"
         ) from error
+    return ray.shutdown
 
 
 def reserve(bundles: Sequence[dict[str, float]], timeout_s: float) -> PlacementGroup:

@@ -176,15 +176,11 @@ def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], st
 
 def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
     """Workers on Ray, here or on a cluster."""
-    import ray
-
     from search_r1.cluster import placement, remote
     from search_r1.cluster.worker_group import WorkerGroup, start_engines
 
     config = absolute_paths(config)
-    if not ray.is_initialized():
-        placement.connect(config.cluster)
-        stack.callback(ray.shutdown)
+    stack.callback(placement.connect(config.cluster))
     group = WorkerGroup(config.cluster, partial(build_worker_roles, config, *steps))
     stack.callback(group.close)
     if config.engine.name == "hf":

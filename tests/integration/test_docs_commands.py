@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from search_r1.compose import compose_config
-from search_r1.config import check_training
+from search_r1.config_checks import check_training
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted(

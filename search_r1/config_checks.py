@@ -1,0 +1,173 @@
+"""Rules on a configuration that a single type cannot express: ranges, and keys that depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from search_r1.config import Config, RolloutConfig
+from search_r1.errors import ConfigError
+
+_POSITIVE = (
+    "data.train_batch_size",
+    "data.val_batch_size",
+    "rollout.group_size",
+    "rollout.max_start_length",
+    "rollout.max_response_length",
+    "rollout.max_obs_length",
+    "rollout.max_prompt_length",
+    "engine.num_engines",
+    "engine.tensor_parallel_size",
+    "engine.max_batch_size",
+    "environment.top_k",
+    "environment.timeout_s",
+    "environment.max_queries_per_request",
+    "environment.max_query_chars",
+    "policy.mini_batch_size",
+    "policy.epochs",
+    "policy.max_tokens_per_micro_batch",
+    "policy.optim.max_grad_norm",
+    "critic.mini_batch_size",
+    "critic.epochs",
+    "critic.max_tokens_per_micro_batch",
+    "critic.optim.max_grad_norm",
+    "cluster.num_workers",
+    "cluster.cpus_per_worker",
+    "trainer.epochs",
+    "trainer.keep_checkpoints",
+    "trainer.max_bad_steps",
+)
+_NOT_NEGATIVE = (
+    "rollout.max_turns",
+    "rollout.temperature",
+    "validation.temperature",
+    "validation.every_steps",
+    "environment.max_retries",
+    "algorithm.kl_coef",
+    "policy.optim.lr",
+    "policy.optim.weight_decay",
+    "policy.entropy_coef",
+    "critic.optim.lr",
+    "critic.warmup_steps",
+    "trainer.save_every_steps",
+    "cluster.gpus_per_worker",
+)
+_SHARES = (
+    "rollout.top_p",
+    "rollout.max_void_share",
+    "validation.top_p",
+    "engine.gpu_memory_utilization",
+    "algorithm.gamma",
+    "algorithm.lam",
+    "policy.optim.warmup_ratio",
+    "critic.optim.warmup_ratio",
+    "policy.clip_ratio",
+)
+
+
+def value_of(config: object, key: str) -> float:
+    """The value behind a dotted key."""
+    value = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value  # type: ignore[return-value]
+
+
+def check(config: Config) -> list[str]:
+    """Apply the rules that a single type cannot express.
+
+    Returns:
+        Warnings: settings that have no effect in the chosen mode, one sentence each.
+
+    Raises:
+        ConfigError: with key, value and remedy.
+    """
+    _check_ranges(config)
+    _check_lengths(config.rollout)
+    algorithm, policy, rollout = config.algorithm, config.policy, config.rollout
+    if rollout.temperature == 0:
+        raise ConfigError(
+            "rollout.temperature=0 samples greedily, so a group has no spread to learn from: set it above 0"
+        )
+    if rollout.top_p != 1.0:
+        raise ConfigError(
+            f"rollout.top_p={rollout.top_p}: the trainer's log-probs are those of the full distribution, so training "
+            "samples with top_p=1 (validation.top_p is free)"
+        )
+    if algorithm.kl_controller == "adaptive" and algorithm.kl_placement != "reward":
+        raise ConfigError(
+            "algorithm.kl_controller=adaptive steers KL in the reward: set algorithm.kl_placement=reward or "
+            "algorithm.kl_controller=fixed"
+        )
+    if policy.dual_clip is not None and policy.dual_clip <= 1:
+        raise ConfigError(f"policy.dual_clip={policy.dual_clip} must be above 1 (arXiv:1912.09729 takes 3), or null")
+    if config.cluster.launcher == "local" and config.cluster.num_workers > 1:
+        raise ConfigError(
+            f"cluster.num_workers={config.cluster.num_workers} needs cluster.launcher=ray: local runs in one process"
+        )
+    if config.sharding.name == "fsdp2" and config.cluster.launcher == "local":
+        raise ConfigError("sharding.name=fsdp2 needs cluster.launcher=ray: it lives on a process group")
+    return _warnings(config)
+
+
+def check_training(config: Config) -> None:
+    """Rules for training only: what evaluation does not need."""
+    _require(config.model.path, "model.path", "a Hugging Face folder or hub name")
+    _require(config.data.train_files, "data.train_files", "a parquet file of training questions (see data_prep.qa)")
+    _require(config.data.val_files, "data.val_files", "a parquet file of validation questions (see data_prep.qa)")
+    _require(config.environment.retriever_urls, "environment.retriever_urls", "the URL of a running retrieval server")
+    if config.trainer.total_steps is not None and config.trainer.total_steps < 1:
+        raise ConfigError(f"trainer.total_steps={config.trainer.total_steps} must be at least 1, or null for epochs")
+
+
+def _require(value: str | Sequence[str], key: str, what: str) -> None:
+    if not value:
+        raise ConfigError(f"{key} is not set: give {what}, e.g. {key}=…")
+
+
+def _check_ranges(config: Config) -> None:
+    for key in _POSITIVE:
+        if value_of(config, key) <= 0:
+            raise ConfigError(f"{key}={value_of(config, key)} must be above 0")
+    for key in _NOT_NEGATIVE:
+        if value_of(config, key) < 0:
+            raise ConfigError(f"{key}={value_of(config, key)} must not be negative")
+    for key in _SHARES:
+        if not 0 <= value_of(config, key) <= 1:
+            raise ConfigError(f"{key}={value_of(config, key)} must lie between 0 and 1")
+
+
+def _check_lengths(rollout: RolloutConfig) -> None:
+    needed = rollout.max_start_length + rollout.max_response_length
+    if needed > rollout.max_prompt_length:
+        raise ConfigError(
+            f"rollout.max_prompt_length={rollout.max_prompt_length} leaves no room for one turn: "
+            f"max_start_length + max_response_length = {needed}; raise it to at least that "
+            f"(all turns: {full_context_length(rollout)})"
+        )
+
+
+def full_context_length(rollout: RolloutConfig) -> int:
+    """Tokens of the longest trajectory: no turn and no observation runs out of room below it."""
+    turns, observation = rollout.max_turns, rollout.max_obs_length
+    return rollout.max_start_length + rollout.max_response_length * (turns + 1) + observation * turns
+
+
+def _warnings(config: Config) -> list[str]:
+    found = []
+    algorithm = config.algorithm
+    if algorithm.advantage == "grpo" and config.rollout.group_size == 1:
+        found.append("rollout.group_size=1 under GRPO gives every trajectory the advantage 0: nothing is learned")
+    if algorithm.advantage == "grpo" and config.critic.warmup_steps:
+        found.append("critic.warmup_steps has no effect under GRPO: there is no critic")
+    if algorithm.advantage == "grpo" and config.model.critic_path:
+        found.append("model.critic_path has no effect under GRPO: there is no critic")
+    if config.engine.name == "hf" and config.engine.num_engines > 1:
+        found.append("engine.num_engines has no effect with engine.name=hf: every training worker has its engine")
+    if config.engine.name == "hf" and config.rollout.schedule == "async":
+        found.append("rollout.schedule=async gains nothing with engine.name=hf, which decodes in lockstep")
+    if config.data.train_batch_size < config.policy.mini_batch_size:
+        found.append(
+            f"policy.mini_batch_size={config.policy.mini_batch_size} is above data.train_batch_size="
+            f"{config.data.train_batch_size}: every step makes one optimizer step"
+        )
+    return found
