@@ -43,12 +43,12 @@ launch() { # launch COMMAND...: in a process group of its own, so that all of it
     set +m
 }
 
-end() { # end PID: its whole process group, gently first
-    local signal
-    for signal in INT TERM KILL; do
-        kill -s "$signal" -- "-$1" 2>/dev/null || return 0
+end() { # end PID SIGNAL...: its whole process group, gently first, 10 s for each signal
+    local pid=$1 signal
+    for signal in "${@:2}"; do
+        kill -s "$signal" -- "-$pid" 2>/dev/null || return 0
         for _ in {1..100}; do
-            kill -0 -- "-$1" 2>/dev/null || return 0
+            kill -0 -- "-$pid" 2>/dev/null || return 0
             sleep 0.1
         done
     done
@@ -57,8 +57,8 @@ end() { # end PID: its whole process group, gently first
 clean_up() {
     trap '' INT TERM
     trap - EXIT
-    local index
-    for ((index = ${#jobs[@]} - 1; index >= 0; index--)); do end "${jobs[index]}"; done
+    if ((${#jobs[@]} > 1)); then end "${jobs[1]}" INT TERM KILL; fi # the trainer
+    if ((${#jobs[@]} > 0)); then end "${jobs[0]}" TERM KILL; fi     # the server
     rm -rf "$work"
 }
 trap clean_up EXIT
