@@ -120,7 +120,8 @@ class Batcher:
         ticket = Ticket(len(queries))
         keys = [(self._fingerprint, query, top_k) for query in queries]
         found = [[] if not query.strip() else self._cache.get(key) for query, key in zip(queries, keys, strict=True)]
-        self._admit(len({key for key, passages in zip(keys, found, strict=True) if passages is None}))
+        missing = {key for key, passages in zip(keys, found, strict=True) if passages is None}
+        self._admit(sum(key not in self._flights for key in missing))
         self._metrics.queries.inc(len(queries))
         turn: deque[_Flight] = deque()
         for position, (key, passages) in enumerate(zip(keys, found, strict=True)):
@@ -128,13 +129,11 @@ class Batcher:
                 self._join(key, ticket, position, turn)
             else:
                 ticket.fill(position, passages)
-        num_hits = len(queries) - ticket.remaining
-        self._metrics.cache_hits.inc(num_hits)
+        self._metrics.cache_hits.inc(len(queries) - ticket.remaining)
         if not queries:
             ticket.future.set_result([])
         if turn:
             self._turns.append(turn)
-            self._num_queued += len(turn)
             self._metrics.queue_depth.set(self._num_queued)
             self._wake.set()
         return ticket
@@ -155,6 +154,7 @@ class Batcher:
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(key, time.monotonic())
+            self._num_queued += 1
             self._metrics.cache_misses.inc()
             turn.append(flight)
         else:
@@ -169,10 +169,10 @@ class Batcher:
             turn = self._turns.popleft()
             for _ in range(min(len(turn), _TURN, self._max_batch - len(batch))):
                 flight = turn.popleft()
-                self._num_queued -= 1
                 if flight.taken:
                     continue
                 flight.taken = True
+                self._num_queued -= 1
                 if flight.wanted:
                     batch.append(flight)
                 else:

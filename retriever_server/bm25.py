@@ -75,12 +75,13 @@ class BM25Retriever:
             offsets = np.load(folder / _OFFSETS, mmap_mode="r")
             index = bm25s.BM25.load(folder, mmap=True, backend="numpy")
             sizes = len(index.scores["data"]), len(index.scores["indices"]), int(index.scores["indptr"][-1])
+            whole = {*sizes, manifest["num_postings"]} == {sizes[0]} and len(offsets) == manifest["rows"] + 1
         except (OSError, ValueError, EOFError, KeyError) as error:
             raise _refusal(folder, f"is damaged ({error})") from None
-        if len({*sizes, manifest["num_postings"]}) > 1 or len(offsets) != manifest["rows"] + 1:
-            raise _refusal(folder, f"is damaged: {sizes} postings where {manifest['num_postings']} are noted")
-        corpus = Corpus.reopen(corpus_path, offsets, complete=manifest["complete"])
-        if corpus.fingerprint != manifest["corpus"]:
+        if not whole:
+            raise _refusal(folder, "is damaged: its files and its manifest disagree about their sizes")
+        corpus = Corpus.reopen(corpus_path, offsets, complete=manifest.get("complete") is True)
+        if corpus.fingerprint != manifest.get("corpus"):
             raise _refusal(folder, f"was built for another corpus than {corpus_path}")
         return cls(corpus, index)
 

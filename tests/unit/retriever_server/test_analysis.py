@@ -19,7 +19,7 @@ analyze = EnglishAnalyzer()
         ("us is as", ["us"]),
         ("東京 タワー 서울", ["東", "京", "タワー", "서울"]),
         ("relational conditional rational", ["relat", "condit", "ration"]),
-        ("\"(?!)...\n\t", []),
+        ('"(?!)...\n\t', []),
         ("", []),
     ],
 )

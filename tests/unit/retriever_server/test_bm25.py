@@ -15,7 +15,8 @@ from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
 from tests.shared_data import json_lines, shared_data
 
-WORDS = "paris london river bridge old new king queen war peace music film born died city the of and a".split()
+TEXT = "paris london river bridge old new king queen war peace music film born died city the of and a"
+WORDS = TEXT.split()
 
 
 def write_corpus(path: Path, texts: list[str]) -> Path:
@@ -72,7 +73,9 @@ def test_equal_scores_stand_in_corpus_order_for_every_top_k(tmp_path: Path) -> N
 
 
 def test_a_passage_that_shares_no_term_is_never_returned(tmp_path: Path) -> None:
-    retriever = BM25Retriever.build(Corpus.open(write_corpus(tmp_path / "c.jsonl", ["red fox", "blue whale", "the fox"])))
+    retriever = BM25Retriever.build(
+        Corpus.open(write_corpus(tmp_path / "c.jsonl", ["red fox", "blue whale", "the fox"]))
+    )
     assert [row for row, _ in retriever.rank("fox", 3)] == [2, 0]
     assert retriever.search(["zebra", "the of", ""], 3) == [[], [], []]
 
@@ -134,7 +137,7 @@ def test_a_folder_that_is_no_index_is_refused_and_left_alone(tmp_path: Path) -> 
 
 
 def test_a_corpus_of_stop_words_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="no passage .* holds a word to search for"):
+    with pytest.raises(StartError, match=r"no passage .* holds a word to search for"):
         BM25Retriever.build(Corpus.open(write_corpus(tmp_path / "c.jsonl", ["the of and"])))
 
 

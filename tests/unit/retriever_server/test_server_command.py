@@ -1,0 +1,160 @@
+"""`python -m retriever_server` as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from retriever_server.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    texts = ["Oslo is the capital of Norway", "Lima is the capital of Peru", "a fox"]
+    path.write_text("".join(json.dumps({"id": f"p{row}", "contents": text}) + "\n" for row, text in enumerate(texts)))
+    return path
+
+
+@contextmanager
+def server(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    port_file = folder / "port"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "retriever_server", "--port", "0", "--port-file", str(port_file), *arguments],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        while not port_file.exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < end, "the server never was ready"
+            time.sleep(0.02)
+        yield process, f"http://127.0.0.1:{port_file.read_text().strip()}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, arguments: Sequence[str]) -> str:
+    """What a failed start says; it must be one line and exit code 2."""
+    assert main(list(arguments)) == 2
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "\n" not in record.getMessage()
+    assert "Traceback" not in capsys.readouterr().err
+    return record.getMessage()
+
+
+def test_a_server_answers_says_where_and_ends_cleanly_on_sigterm(tmp_path: Path, corpus: Path) -> None:
+    with server(tmp_path, "--corpus", str(corpus), "--topk", "1") as (process, url):
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["capital of Peru"]}).json()
+        assert [document["id"] for document in answer["result"][0]] == ["p1"]
+        assert httpx.get(f"{url}/info").json()["rows"] == 3
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert [line for line in log.splitlines() if "ready" in line] == [log.splitlines()[-1]]
+    assert f"ready: bm25 at {url}/retrieve" in log
+    assert "Traceback" not in log
+
+
+def test_the_quick_starts_empty_retriever_needs_no_corpus(tmp_path: Path) -> None:
+    with server(tmp_path, "--retriever", "noise", "--noise", "empty") as (_, url):
+        assert httpx.post(f"{url}/retrieve", json={"queries": ["a", "b"]}).json() == {"result": [[], []]}
+
+
+def test_the_token_comes_from_the_environment(tmp_path: Path) -> None:
+    arguments = ("--retriever", "noise")
+    with server(tmp_path, *arguments, env={"RETRIEVER_TOKEN": "secret"}) as (process, url):
+        assert httpx.post(f"{url}/retrieve", json={"queries": []}).status_code == 401
+        headers = {"authorization": "Bearer secret"}
+        assert httpx.post(f"{url}/retrieve", json={"queries": []}, headers=headers).status_code == 200
+        process.terminate()
+        assert "secret" not in process.communicate()[1]
+
+
+def test_it_listens_on_this_machine_only_unless_told_otherwise(tmp_path: Path) -> None:
+    with server(tmp_path, "--retriever", "noise") as (process, url):
+        port = int(url.rsplit(":", 1)[1])
+        with socket.socket() as probe:  # another address of this machine on the same port is free
+            probe.bind(("127.0.0.2", port))
+        process.terminate()
+        assert f"http://127.0.0.1:{port}/retrieve" in process.communicate()[1]
+
+
+def test_a_port_in_use_is_told_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        message = refusal(capsys, caplog, ["--retriever", "noise", "--port", str(port)])
+    assert message.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+@pytest.mark.parametrize(
+    "arguments, cause",
+    [
+        (["--corpus", "/nowhere/corpus.jsonl"], "the corpus /nowhere/corpus.jsonl does not exist"),
+        ([], "--corpus is missing"),
+        (["--retriever", "noise", "--noise", "random"], "--corpus is missing"),
+        (["--host", "no.such.host.invalid", "--retriever", "noise"], "cannot listen on no.such.host.invalid:0"),
+    ],
+)
+def test_a_wrong_start_is_told_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, arguments: list[str], cause: str
+) -> None:
+    assert cause in refusal(capsys, caplog, ["--port", "0", *arguments])
+
+
+def test_a_bad_corpus_line_ends_the_start_with_its_number(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, corpus: Path
+) -> None:
+    corpus.write_text(corpus.read_text() + "no json\n")
+    assert f"{corpus} line 4 is not JSON" in refusal(capsys, caplog, ["--port", "0", "--corpus", str(corpus)])
+
+
+def test_a_stale_port_file_does_not_survive_a_failed_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stale = tmp_path / "port"
+    stale.write_text("1\n")
+    assert main(["--port", "0", "--port-file", str(stale), "--corpus", "/nowhere"]) == 2
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--topk", "0"], ["--retriever", "magic"], ["--colour"]])
+def test_a_wrong_flag_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_help_shows_how_to_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert "python -m retriever_server --retriever bm25 --corpus corpus.jsonl" in text
+    assert "RETRIEVER_TOKEN" in text
+
+
+def test_the_server_never_imports_the_framework() -> None:
+    loaded = "[name for name in ('search_r1', 'torch') if name in sys.modules]"
+    code = f"import sys, retriever_server.__main__, retriever_server.bm25; sys.exit(' '.join({loaded}) or None)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
