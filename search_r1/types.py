@@ -85,7 +85,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A retrieved passage, its title without quotes."""
+    """A retrieved passage, its title as the corpus writes it (wiki-18 puts it in quotes)."""
 
     title: str
     text: str

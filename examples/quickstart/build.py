@@ -95,7 +95,7 @@ def make_search(world: World, file: Path) -> Search:
 
 def write_corpus(file: Path, passages: Sequence[tuple[str, str]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"id": str(i), "contents": f'"{title}"\n{text}'} for i, (title, text) in enumerate(passages)]
+    rows = [{"id": str(i), "contents": f"{title}\n{text}"} for i, (title, text) in enumerate(passages)]
     _write_json_lines(file, rows)
 
 

@@ -275,11 +275,12 @@ def parse_answer(body: bytes, num_queries: int) -> list[list[Passage]]:
 def parse_document(document: Mapping[str, Any], score: float | None = None) -> Passage:
     """A corpus document as a passage.
 
-    `contents` is the title on the first line, in quotes, and the text below it. Without a line break it is a text, or
-    a title where all of it stands in quotes. Without `contents`, `title` and `text` are taken as they are.
+    `contents` is the title on the first line and the text below it. A title keeps the quotes that its corpus writes:
+    published checkpoints were trained on them. Without a line break it is a text, or a title where all of it stands
+    in quotes. Without `contents`, `title` and `text` are taken as they are.
 
     >>> parse_document({"id": "7", "contents": '"Oslo"\\nOslo is the capital of Norway.'}).title
-    'Oslo'
+    '"Oslo"'
 
     Raises:
         ValueError: there is neither.
@@ -289,7 +290,7 @@ def parse_document(document: Mapping[str, Any], score: float | None = None) -> P
         head, newline, body = contents.strip("\r\n").partition("\n")
         head = head.strip()
         if newline or _is_quoted(head):
-            title, text = _unquoted(head) or title, body.strip()
+            title, text = (head if head.strip('"') else title), body.strip()
         else:
             text = head
     elif not title.strip() and not text.strip():
@@ -315,11 +316,6 @@ def _text(document: Mapping[str, Any], key: str) -> str:
 
 def _is_quoted(text: str) -> bool:
     return len(text) >= 2 and text[0] == text[-1] == '"'
-
-
-def _unquoted(text: str) -> str:
-    """Without the outer pair of quotes; quotes that belong to the title stay."""
-    return text[1:-1].strip() if _is_quoted(text) else text
 
 
 def encode_request(queries: Sequence[str], top_k: int) -> bytes:

@@ -154,8 +154,8 @@ def test_passages_come_back_in_the_order_of_the_queries() -> None:
     with fake_server(echo) as server:
         found = client_of(server.url).search(["b", "a"], 3)
     assert found == [
-        [Passage("About b", "text of b", "b", 1.5)],
-        [Passage("About a", "text of a", "a", 1.5)],
+        [Passage('"About b"', "text of b", "b", 1.5)],
+        [Passage('"About a"', "text of a", "a", 1.5)],
     ]
     assert server.received == [{"queries": ["b", "a"], "topk": 3, "return_scores": True}]
 
@@ -461,18 +461,18 @@ def test_a_client_without_a_server_is_refused() -> None:
 @pytest.mark.parametrize(
     "document, title, text",
     [
-        ({"contents": '"Oslo"\nOslo is a city.'}, "Oslo", "Oslo is a city."),
-        ({"contents": '"Oslo"\nfirst line\nsecond line'}, "Oslo", "first line\nsecond line"),
-        ({"contents": '""Heroes" (David Bowie album)"\ntext'}, '"Heroes" (David Bowie album)', "text"),
-        ({"contents": '"The "Weird Al" Show"\ntext'}, 'The "Weird Al" Show', "text"),
-        ({"contents": '"Mercury (planet)"\ntext'}, "Mercury (planet)", "text"),
+        ({"contents": '"Oslo"\nOslo is a city.'}, '"Oslo"', "Oslo is a city."),
+        ({"contents": '"Oslo"\nfirst line\nsecond line'}, '"Oslo"', "first line\nsecond line"),
+        ({"contents": '""Heroes" (David Bowie album)"\ntext'}, '""Heroes" (David Bowie album)"', "text"),
+        ({"contents": '"The "Weird Al" Show"\ntext'}, '"The "Weird Al" Show"', "text"),
+        ({"contents": '"Mercury (planet)"\ntext'}, '"Mercury (planet)"', "text"),
         ({"contents": "Oslo\nOslo is a city."}, "Oslo", "Oslo is a city."),
-        ({"contents": '"Oslo"\r\nOslo is a city.\r\n'}, "Oslo", "Oslo is a city."),
+        ({"contents": '"Oslo"\r\nOslo is a city.\r\n'}, '"Oslo"', "Oslo is a city."),
         ({"contents": "a passage without a line break"}, "", "a passage without a line break"),
         ({"contents": "text alone", "title": "Oslo"}, "Oslo", "text alone"),
         ({"contents": '"He said "no" and left'}, "", '"He said "no" and left'),
-        ({"contents": '"Only a title"'}, "Only a title", ""),
-        ({"contents": '"Only a title"\n'}, "Only a title", ""),
+        ({"contents": '"Only a title"'}, '"Only a title"', ""),
+        ({"contents": '"Only a title"\n'}, '"Only a title"', ""),
         ({"contents": '""\ntext without a title'}, "", "text without a title"),
         ({"contents": '""\ntext', "title": "Oslo"}, "Oslo", "text"),
         ({"title": "Oslo", "text": "a city"}, "Oslo", "a city"),
