@@ -63,7 +63,7 @@ def evaluate(config: Config, output: Path | None = None) -> ValidationResult:
         SearchR1Error: a missing model, data file or retriever.
     """
     from search_r1.backends.tokenizer import load_tokenizer
-    from search_r1.data.questions import load_questions
+    from search_r1.data.questions import load_questions, spread
     from search_r1.trainer.build import build_engine, build_rollouts, check_inputs
     from search_r1.trainer.console import RunConsole, comparison_table
     from search_r1.trainer.run_folder import RunFolder, new_run_path
@@ -71,7 +71,7 @@ def evaluate(config: Config, output: Path | None = None) -> ValidationResult:
 
     if not config.model.path or not config.data.val_files:
         raise ConfigError("evaluation needs model=FOLDER and data=FILE.parquet (see ./evaluate.sh --help)")
-    questions = load_questions(config.data.val_files, config.data.template, limit=config.data.max_val_questions)
+    questions = spread(load_questions(config.data.val_files, config.data.template), config.data.max_val_questions)
     check_inputs(config)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     console = RunConsole(0)

@@ -68,6 +68,13 @@ def golden_answers(value: Any) -> tuple[str, ...]:
     return tuple(answer for answer in stripped if answer)
 
 
+def spread(questions: Sequence[Question], count: int | None) -> list[Question]:
+    """At most `count` questions, evenly spaced, so that a file ordered by source keeps its proportions."""
+    if count is None or count >= len(questions):
+        return list(questions)
+    return [questions[index * len(questions) // count] for index in range(count)]
+
+
 class QuestionStream:
     """An endless, seeded and resumable order of questions.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from search_r1.config import Config
-from search_r1.data.questions import load_questions
+from search_r1.data.questions import load_questions, spread
 from search_r1.data.templates import PromptEncoder, encode_plain
 from search_r1.environments.retriever_client import RetrieverClient
 from search_r1.environments.search import SearchEnvironment
@@ -142,7 +142,7 @@ def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stac
     from search_r1.trainer.tracking import build_trackers
 
     train_questions = load_questions(config.data.train_files, config.data.template)
-    val_questions = load_questions(config.data.val_files, config.data.template, limit=config.data.max_val_questions)
+    val_questions = spread(load_questions(config.data.val_files, config.data.template), config.data.max_val_questions)
     check_inputs(config)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     steps = optimizer_steps(config, len(train_questions))

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from search_r1.data.questions import golden_answers, load_questions
+from search_r1.data.questions import golden_answers, load_questions, spread
 from search_r1.errors import ConfigError, DataError
 from search_r1.prompts import prompt_messages
+from tests.fakes import make_question
 from tests.shared_data import json_lines, shared_data
 
 
@@ -181,3 +182,10 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
             load_questions([path])
     with pytest.raises(DataError, match="no data files"):
         load_questions([])
+
+
+def test_a_limited_validation_keeps_the_proportions_of_the_sources() -> None:
+    questions = [make_question(str(i), data_source="a" if i < 60 else "b") for i in range(90)]
+    sources = [question.data_source for question in spread(questions, 9)]
+    assert sources == ["a"] * 6 + ["b"] * 3
+    assert spread(questions, None) == spread(questions, 1000) == questions
