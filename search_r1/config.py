@@ -13,6 +13,19 @@ _STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Low-rank adapters (arXiv:2106.09685) of policy and critic; the base weights stay as they are."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    rank: int = 0
+    """0 trains all weights."""
+    alpha: float = 16.0
+    """The adapters' product counts `alpha / rank` times."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of linear modules, e.g. q_proj; never the output head."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     path: str = ""
@@ -23,10 +36,11 @@ class ModelConfig:
     """The reference's weights; None means the policy as it was at the start."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward pass; master weights and the optimizer stay float32."""
-    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = "auto"
-    """`auto` takes flash-attn on CUDA where it is installed, else SDPA."""
+    attention: Literal["auto", "flash_attention_2", "varlen", "sdpa", "eager"] = "auto"
+    """`auto` in bfloat16 on CUDA is flash-attn where installed, else torch's own (`varlen`); elsewhere SDPA."""
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,8 @@ class EngineConfig:
     enforce_eager: bool = False
     max_parity_error: float = 0.05
     """Largest mean absolute difference between engine and trainer log-probs of a step's sampled tokens."""
+    sleep_while_training: bool = False
+    """vLLM on a GPU: give its memory back until the next rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +178,17 @@ class PolicyConfig:
     epochs: int = 1
     """Passes over a step's batch."""
     max_tokens_per_micro_batch: int = 16_384
-    """Hard cap on padded tokens a worker holds at once; one longer sequence goes alone."""
+    """Hard cap on tokens, padding included, that a worker holds at once; one longer sequence goes alone."""
+    packing: Literal["auto", "padded", "packed"] = "auto"
+    """Of policy, reference and critic. `packed` lays sequences end to end, without padding; `auto` packs on CUDA."""
     clip_ratio: float = 0.2
     clip_ratio_high: float | None = None
     """Upper clip range; None is `clip_ratio`."""
     dual_clip: float | None = None
     """Lower bound factor for negative advantages (arXiv:1912.09729), e.g. 3.0; None is off."""
     entropy_coef: float = 0.0
+    offload_while_generating: bool = False
+    """On a GPU: weights and optimizer of policy, reference and critic wait in host memory during rollouts."""
     loss_aggregation: Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum"] = "token-mean"
 
 
@@ -188,6 +208,8 @@ class CriticConfig:
 class ShardingConfig:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     name: Literal["none", "fsdp2"] = "none"
+    replicas: int = 1
+    """fsdp2: copies of the model, each split over `num_workers / replicas` workers. 1 is full, more is hybrid."""
     cpu_offload: bool = False
 
 

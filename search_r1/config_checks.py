@@ -35,6 +35,8 @@ _POSITIVE = (
     "trainer.epochs",
     "trainer.keep_checkpoints",
     "trainer.max_bad_steps",
+    "sharding.replicas",
+    "model.lora.alpha",
 )
 _NOT_NEGATIVE = (
     "rollout.max_turns",
@@ -50,6 +52,7 @@ _NOT_NEGATIVE = (
     "critic.warmup_steps",
     "trainer.save_every_steps",
     "cluster.gpus_per_worker",
+    "model.lora.rank",
 )
 _SHARES = (
     "rollout.top_p",
@@ -104,9 +107,19 @@ def check(config: Config) -> list[str]:
         raise ConfigError(
             f"cluster.num_workers={config.cluster.num_workers} needs cluster.launcher=ray: local runs in one process"
         )
-    if config.sharding.name == "fsdp2" and config.cluster.launcher == "local":
-        raise ConfigError("sharding.name=fsdp2 needs cluster.launcher=ray: it lives on a process group")
+    _check_sharding(config)
     return _warnings(config)
+
+
+def _check_sharding(config: Config) -> None:
+    sharding, cluster = config.sharding, config.cluster
+    if sharding.name == "fsdp2" and cluster.launcher == "local":
+        raise ConfigError("sharding.name=fsdp2 needs cluster.launcher=ray: it lives on a process group")
+    if sharding.name == "fsdp2" and cluster.num_workers % sharding.replicas:
+        raise ConfigError(
+            f"sharding.replicas={sharding.replicas} does not divide cluster.num_workers={cluster.num_workers}: "
+            "each copy of the model is split over the same number of workers"
+        )
 
 
 def check_training(config: Config) -> None:
@@ -165,6 +178,16 @@ def _warnings(config: Config) -> list[str]:
         found.append("engine.num_engines has no effect with engine.name=hf: every training worker has its engine")
     if config.engine.name == "hf" and config.rollout.schedule == "async":
         found.append("rollout.schedule=async gains nothing with engine.name=hf, which decodes in lockstep")
+    for key, is_set in (
+        ("sharding.replicas", config.sharding.replicas > 1),
+        ("sharding.cpu_offload", config.sharding.cpu_offload),
+    ):
+        if is_set and config.sharding.name == "none":
+            found.append(f"{key} has no effect with sharding.name=none: set sharding.name=fsdp2")
+    if config.engine.sleep_while_training and config.engine.name == "hf":
+        found.append("engine.sleep_while_training has no effect with engine.name=hf, whose cache is freed anyway")
+    if config.policy.offload_while_generating and config.sharding.cpu_offload:
+        found.append("policy.offload_while_generating has no effect with sharding.cpu_offload: nothing is on the GPU")
     if config.data.train_batch_size < config.policy.mini_batch_size:
         found.append(
             f"policy.mini_batch_size={config.policy.mini_batch_size} is above data.train_batch_size="
