@@ -13,8 +13,9 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -75,13 +76,14 @@ class RetrieverClient:
         self._sleep = sleep
         token = os.environ.get("RETRIEVER_TOKEN") if token is None else token
         headers = {"content-type": "application/json", "x-request-timeout-ms": str(max(1, int(timeout_s * 1000)))}
-        self._http = httpx.Client(
-            headers=headers | ({"authorization": f"Bearer {token}"} if token else {}),
+        self._http_settings: dict[str, Any] = {
+            "headers": headers | ({"authorization": f"Bearer {token}"} if token else {}),
             # httpx's pool may close a connection it has just lent to another thread when it is full or one expires,
             # so it is never full: `_in_flight` bounds the requests instead.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None),
-            trust_env=False,
-        )
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None),
+            "trust_env": False,
+        }
+        self._http = httpx.Client(**self._http_settings)
         self._in_flight = threading.BoundedSemaphore(max_connections)
         self._senders = ThreadPoolExecutor(max_connections, thread_name_prefix="retriever-client")
         self._lock = threading.Lock()
@@ -137,20 +139,29 @@ class RetrieverClient:
     def _search_chunk(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         body = encode_request(queries, top_k)
         urls = self._order()
-        started = time.monotonic()
-        retrying = Retrying(
-            stop=stop_after_attempt(self._max_retries + 1),
-            retry=retry_if_exception_type(_TransientError),
-            wait=lambda state: _pause_s(state, len(urls)),
-            before_sleep=lambda state: self._count("retries", 1),
-            sleep=self._sleep,
-            reraise=True,
-        )
-        try:
-            for attempt in retrying:
+        with self._counting(urls, len(queries)):
+            for attempt in Retrying(sleep=self._sleep, **self._retry_policy(urls)):
                 with attempt:
                     url = urls[(attempt.retry_state.attempt_number - 1) % len(urls)]
                     lists = self._send(url, body, len(queries), self._timeout_s)
+        return [passages[:top_k] for passages in lists]
+
+    def _retry_policy(self, urls: Sequence[str]) -> dict[str, Any]:
+        """Settings of tenacity: which failures are tried again, how often, and after which pause."""
+        return {
+            "stop": stop_after_attempt(self._max_retries + 1),
+            "retry": retry_if_exception_type(_TransientError),
+            "wait": lambda state: _pause_s(state, len(urls)),
+            "before_sleep": lambda state: self._count("retries", 1),
+            "reraise": True,
+        }
+
+    @contextmanager
+    def _counting(self, urls: Sequence[str], num_queries: int) -> Iterator[None]:
+        """Around all attempts of one request: counts how it ended."""
+        started = time.monotonic()
+        try:
+            yield
         except _TransientError as error:
             self._count("failures", 1)
             raise RetrieverError(
@@ -161,20 +172,31 @@ class RetrieverClient:
             self._count("failures", 1)
             raise
         with self._lock:
-            self._stats["queries"] += len(queries)
+            self._stats["queries"] += num_queries
             self._stats["seconds"].append(time.monotonic() - started)
-        return [passages[:top_k] for passages in lists]
 
     def _send(self, url: str, body: bytes, num_queries: int, timeout_s: float) -> list[list[Passage]]:
         """One attempt."""
+        with self._attempting(url):
+            status, headers, answer = self._post(url, body, timeout_s)
+        return self._read(url, status, headers, answer, num_queries)
+
+    @contextmanager
+    def _attempting(self, url: str) -> Iterator[None]:
+        """Around one exchange: what fails on the way is told as our own errors."""
         self._count("requests", 1)
         try:
-            status, headers, answer = self._post(url, body, timeout_s)
+            yield
         except httpx.TransportError as error:
             self._cool(url, True)
             raise _TransientError(f"{type(error).__name__}: {error}") from error
         except httpx.RequestError as error:
             raise RetrieverError(f"the retriever at {url} sent an unreadable answer: {error}") from error
+
+    def _read(
+        self, url: str, status: int, headers: httpx.Headers, answer: bytes, num_queries: int
+    ) -> list[list[Passage]]:
+        """The passages of an answer that arrived."""
         self._cool(url, status in TRANSIENT_STATUSES)
         if status != 200:
             cause = f"HTTP {status}: {answer.decode(errors='replace')[:_MAX_CAUSE_CHARS]}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Any
 
 from search_r1.config import EnvironmentConfig
 from search_r1.environments.passages import Decode, Encode, fit_lines, render_passages
@@ -30,7 +32,7 @@ class SearchEnvironment:
         Raises:
             ConfigError: `max_obs_length` has no room for the tags around the passages.
         """
-        self._retriever = retriever
+        self._retriever: Any = retriever
         self._encode = encode
         self._decode = decode
         self._config = config
@@ -61,8 +63,31 @@ class SearchEnvironment:
             observations[index] = observation
         return observations
 
+    async def astep(self, action: Action, prompt: Prompt) -> Observation:
+        """The same for one action. A retriever without `asearch` is called in a thread."""
+        if action.kind != "search":
+            return self._correction
+        query = self._query(action.content)
+        start = perf_counter()
+        try:
+            if hasattr(self._retriever, "asearch"):
+                passages = await self._retriever.asearch(query, self._config.top_k)
+            else:
+                (passages,) = await asyncio.to_thread(self._retriever.search, [query], self._config.top_k)
+        except RetrieverError as error:
+            return Observation("", (), seconds=perf_counter() - start, failure=str(error))
+        return self._render(passages, perf_counter() - start)
+
+    async def aclose(self) -> None:
+        """Close what the retriever opened for `astep`."""
+        if hasattr(self._retriever, "aclose"):
+            await self._retriever.aclose()
+
+    def _query(self, content: str) -> str:
+        return clean_query(content)[: self._config.max_query_chars]
+
     def _search(self, contents: Sequence[str]) -> list[Observation]:
-        queries = [clean_query(content)[: self._config.max_query_chars] for content in contents]
+        queries = [self._query(content) for content in contents]
         start = perf_counter()
         try:
             results = self._retriever.search(queries, self._config.top_k)

@@ -23,7 +23,7 @@ LAYERS = {
     "engines": 2, "backends": 2,
     "cluster": 3,
     "trainer": 4, "report": 4,
-    "compose": 5, "main": 5, "evaluate": 5, "infer": 5, "sft": 5, "doctor": 5,
+    "compose": 5, "main": 5, "merge_adapter": 5, "evaluate": 5, "infer": 5, "sft": 5, "doctor": 5,
 }  # fmt: skip
 """A module imports its own layer or one below."""
 
@@ -41,7 +41,7 @@ OWNERS = {
     "tensorboard": ("search_r1/trainer/tracking.py",),
     "hydra": ("search_r1/compose.py",),
     "omegaconf": ("search_r1/compose.py",),
-    "httpx": ("search_r1/environments/retriever_client.py", "search_r1/doctor.py", "retriever_server/"),
+    "httpx": ("search_r1/environments/", "search_r1/doctor.py", "retriever_server/"),
     "jinja2": ("search_r1/report/", "search_r1/data/templates.py"),
     "langgraph": ("search_r1/environments/",),
     "langchain_core": ("search_r1/environments/",),
@@ -64,6 +64,7 @@ LAZY = {
     "search_r1/backends/": "peft, flash_attn and gguf, only where configured",
     "search_r1/environments/": "langgraph is an extra",
     "search_r1/data/": "pyarrow and jinja2, only where a file or a template is read",
+    "search_r1/merge_adapter.py": "--help answers before torch is loaded",
     "search_r1/main.py": "a mistake in the configuration is told before torch is loaded",
     "search_r1/evaluate.py": "likewise",
     "search_r1/infer.py": "likewise",
