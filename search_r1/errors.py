@@ -21,6 +21,10 @@ class EngineError(SearchR1Error):
     """The rollout engine cannot sample: an impossible context, a dead process, a failed weight update."""
 
 
+class EngineLostError(EngineError):
+    """An engine died or gave no answer in time, and so did those tried instead: what waited for it is VOID."""
+
+
 class VoidLimitError(SearchR1Error):
     """More trajectories of one step failed than `rollout.max_void_share` allows."""
 

@@ -5,7 +5,7 @@ Each protocol has one contract suite in tests/contract, run over every implement
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,6 +51,14 @@ class RolloutEngine(Protocol):
     def close(self) -> None: ...
 
 
+class AsyncRolloutEngine(Protocol):
+    """What an engine has beside `RolloutEngine` when it can sample single contexts, many at once."""
+
+    async def agenerate(self, context: Sequence[int], sampling: SamplingConfig, seed: int) -> Completion:
+        """As `RolloutEngine.generate` for one context. Cancelling it stops the sampling."""
+        ...
+
+
 class Environment(Protocol):
     """Reads actions out of completions and answers them."""
 
@@ -70,9 +78,25 @@ class Environment(Protocol):
         ...
 
 
+class AsyncEnvironment(Protocol):
+    """What an environment has beside `Environment` when it can answer single actions, many at once."""
+
+    async def astep(self, action: Action, prompt: Any) -> Observation:
+        """As `Environment.step` for one action. Called on one event loop only."""
+        ...
+
+
 class Retriever(Protocol):
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """Best passages first, one list a query, in order. Raises `RetrieverError` when it cannot be had."""
+        ...
+
+
+class AsyncRetriever(Protocol):
+    """What a retriever has beside `Retriever` when it can take single queries, many at once."""
+
+    async def asearch(self, query: str, top_k: int) -> list[Passage]:
+        """As `Retriever.search` for one query. Called on one event loop only."""
         ...
 
 
@@ -129,7 +153,24 @@ class Sharding(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def wrap(self, model: nn.Module) -> nn.Module: ...
+    @property
+    def device(self) -> Any:
+        """The torch.device that computes."""
+        ...
+
+    @property
+    def home(self) -> Any:
+        """The torch.device where weights rest between passes: `device`, or the host."""
+        ...
+
+    @property
+    def lowers_precision(self) -> bool:
+        """Forward passes already run in the configured dtype; otherwise they need autocast."""
+        ...
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Put a model, whose weights are in host memory, where this sharding holds it."""
+        ...
 
     def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         """Around each micro-batch: gradients are reduced (summed over the workers) only on the last one."""
@@ -149,13 +190,19 @@ class Sharding(Protocol):
 
     def max(self, values: Tensor) -> Tensor: ...
 
-    def full_weights(self, model: nn.Module) -> Weights: ...
-
-    def full_state(self, model: nn.Module, optimizer: Any) -> State:
-        """Unsharded weights and optimizer state on rank 0 (empty elsewhere), loadable on any number of workers."""
+    def full_weights(self, model: nn.Module, names: Container[str] | None = None) -> Weights:
+        """Unsharded weights of these names (None: all). Every rank must iterate it; each is gathered when reached."""
         ...
 
-    def load_full_state(self, model: nn.Module, optimizer: Any, state: State) -> None: ...
+    def load_full_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Names that are missing keep their weights; shapes must have been checked."""
+        ...
+
+    def full_optimizer_state(self, model: nn.Module, optimizer: Any) -> State:
+        """Unsharded, on rank 0 (empty elsewhere), loadable on any number of workers."""
+        ...
+
+    def load_full_optimizer_state(self, model: nn.Module, optimizer: Any, state: State) -> None: ...
 
 
 class Tracker(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from search_r1.errors import RetrieverError
@@ -85,6 +86,26 @@ class ScriptedEngine(FunctionEngine):
     def __init__(self, *calls: Sequence[str]) -> None:
         texts = iter([text for call in calls for text in call])
         super().__init__(lambda context, seed: next(texts))
+
+
+class AsyncEngine(FunctionEngine):
+    """A `FunctionEngine` that samples single contexts too, each for some moments of the event loop."""
+
+    def __init__(self, respond: Callable[[str, int], str], moments: Callable[[str, int], int] | None = None) -> None:
+        super().__init__(respond)
+        self._moments = moments or (lambda context, seed: 1)
+        self.running = 0
+        self.max_running = 0
+
+    async def agenerate(self, context: Sequence[int], sampling: SamplingConfig, seed: int) -> Completion:
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
+        try:
+            for _ in range(self._moments(decode(context), seed)):
+                await asyncio.sleep(0)
+            return self.generate([context], sampling, [seed])[0]
+        finally:
+            self.running -= 1
 
 
 class FakeRetriever:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from search_r1.config import RolloutConfig
+from search_r1.errors import VoidLimitError
 from search_r1.types import Action, Completion, Observation, Prompt, SamplingConfig, Status, Trajectory, Turn
 
 
@@ -94,6 +96,21 @@ class RollingState:
         """End a trajectory that an infrastructure failure cut short: it is counted and shown, never trained on."""
         trajectory = self.trajectories[index]
         trajectory.status, trajectory.failure = Status.VOID, cause
+
+
+def check_void_share(trajectories: Sequence[Trajectory], max_void_share: float) -> None:
+    """Stop a step of which too much was lost, with the commonest cause.
+
+    Raises:
+        VoidLimitError: the share of VOID trajectories is above `max_void_share`.
+    """
+    causes = Counter(trajectory.failure for trajectory in trajectories if trajectory.status is Status.VOID)
+    if causes.total() > max_void_share * len(trajectories):
+        (cause, count), total = causes.most_common(1)[0], causes.total()
+        raise VoidLimitError(
+            f"{total} of {len(trajectories)} trajectories failed, above rollout.max_void_share={max_void_share}; "
+            f"the commonest cause ({count} of {total}): {cause}"
+        )
 
 
 def turn_seed(seed: int, index: int, turn: int) -> int:
