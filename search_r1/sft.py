@@ -56,11 +56,10 @@ def train(config: SFTConfig, console: Console) -> None:
     learner = SupervisedPolicy(
         config.model,
         config.optim,
-        build_sharding(ShardingConfig()),
+        build_sharding(ShardingConfig(), device="cuda" if torch.cuda.is_available() else "cpu"),
         len(plan),
         pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
         max_tokens_per_micro_batch=config.training.max_tokens_per_micro_batch,
-        device="cuda" if torch.cuda.is_available() else "cpu",
     )
     logger.info("%d examples, %d for validation, %d steps", len(examples), len(validation), len(plan))
     output.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from search_r1.algorithms.losses import token_weights, value_loss
 from search_r1.backends.forward import ValueModule
-from search_r1.backends.model import disable_dropout, load_causal_lm
-from search_r1.backends.policy import autocast_dtype, empty_like, score_rows, to_device
+from search_r1.backends.model import check_fits, load_trainable_lm
+from search_r1.backends.policy import autocast_dtype, empty_like, layout_for, score_rows, to_device
 from search_r1.backends.trainable import Trainable, mean_metrics
 from search_r1.config import Config
-from search_r1.data.micro_batches import Share, lengths_of, make_shares, micro_batch_rows, select_rows
+from search_r1.data.micro_batches import Share, make_shares, select_rows
 from search_r1.protocols import Metrics, Sharding
 from search_r1.types import RolloutBatch, TrainBatch
 
@@ -22,28 +22,30 @@ from search_r1.types import RolloutBatch, TrainBatch
 class LocalCritic:
     """The critic of one worker; with a process group, its part of the data-parallel critic."""
 
-    def __init__(self, config: Config, sharding: Sharding, total_steps: int, device: str = "cpu") -> None:
-        lm = load_causal_lm(config.model.critic_path or config.model.path, config.model, device)
-        disable_dropout(lm)
+    def __init__(self, config: Config, sharding: Sharding, total_steps: int) -> None:
+        lm = load_trainable_lm(config.model.critic_path or config.model.path, config.model, sharding.device.type)
         self.config = config
         self.sharding = sharding
-        module = ValueModule(lm.base_model, autocast_dtype(config)).to(device)
+        self.layout = layout_for(config, lm, config.critic.max_tokens_per_micro_batch)
+        module = ValueModule(lm.base_model, autocast_dtype(config.model, sharding))
         self.trainable = Trainable(module, config.critic.optim, total_steps, sharding)
-        self.module: ValueModule = self.trainable.module  # type: ignore[assignment]
+
+    @property
+    def module(self) -> ValueModule:
+        return self.trainable.module  # type: ignore[return-value]
 
     @property
     def rows_per_mini_batch(self) -> int:
         return self.config.critic.mini_batch_size * self.config.rollout.group_size
 
     def values(self, batch: RolloutBatch) -> Tensor:
-        self.module.eval()
-        return score_rows(
-            batch,
-            self.config.critic.max_tokens_per_micro_batch,
-            lambda part: self.module(part.input_ids, part.loss_mask),
-            self.sharding,
-            self.trainable.device,
-        )
+        module = self.module.eval()
+
+        def score(part: RolloutBatch) -> Tensor:
+            values: Tensor = module(part.input_ids, part.loss_mask, self.layout.lengths(part))
+            return values
+
+        return score_rows(batch, self.layout, score, self.sharding)
 
     def update(self, batch: TrainBatch) -> Metrics:
         return self.update_shares(make_shares(batch, self.rows_per_mini_batch, 1)[0])
@@ -54,13 +56,13 @@ class LocalCritic:
         return mean_metrics(steps, "critic")
 
     def _step(self, share: Share) -> Metrics:
-        rows = micro_batch_rows(lengths_of(share.batch.rollout), self.config.critic.max_tokens_per_micro_batch)
+        rows = self.layout.rows(share.batch.rollout)
 
         def loss(batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
             batch = to_device(batch, self.trainable.device)
             mask = batch.rollout.loss_mask
             weights = token_weights(mask, "token-mean", share.num_tokens, share.num_sequences)
-            values = self.module(batch.rollout.input_ids, mask)
+            values = self.module(batch.rollout.input_ids, mask, self.layout.lengths(batch.rollout))
             value, sums = value_loss(
                 values, batch.values, batch.returns, mask, clip_value=self.config.critic.clip_value, weights=weights
             )
@@ -68,14 +70,32 @@ class LocalCritic:
 
         return self.trainable.step([select_rows(share.batch, r) for r in rows], loss, lambda: empty_like(share.batch))
 
+    def offload(self) -> None:
+        self.trainable.residence.leave()
+
     def save(self, folder: str) -> None:
-        state = self.sharding.full_state(self.module, self.trainable.optimizer)
+        """The weights that are trained, and the optimizer's state."""
+        weights = {name: tensor.cpu() for name, tensor in self.sharding.full_weights(self.module, self._trained())}
         Path(folder).mkdir(parents=True, exist_ok=True)
         if self.sharding.rank == 0:
-            torch.save(state["model"], Path(folder) / "critic.pt")
+            torch.save(weights, Path(folder) / "critic.pt")
         self.trainable.save(Path(folder) / "optimizer.pt")
 
     def load(self, folder: str) -> None:
-        model = torch.load(Path(folder) / "critic.pt", map_location="cpu", weights_only=True)
-        self.sharding.load_full_state(self.module, self.trainable.optimizer, {"model": model})
+        """
+        Raises:
+            ConfigError: a checkpoint of another model, or of other adapters.
+        """
+        weights = torch.load(Path(folder) / "critic.pt", map_location="cpu", weights_only=True)
+        own, trained = self.module.state_dict(), self._trained()
+        check_fits(
+            {name: tensor for name, tensor in own.items() if name in trained},
+            weights,
+            folder,
+            self.config.model.critic_path or self.config.model.path,
+        )
+        self.sharding.load_full_weights(self.module, weights)
         self.trainable.load(Path(folder) / "optimizer.pt")
+
+    def _trained(self) -> set[str]:
+        return {name for name, parameter in self.module.named_parameters() if parameter.requires_grad}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from search_r1.config import ModelConfig
+from search_r1.backends.lora import ADAPTER_CONFIG, attach_lora, is_adapter
+from search_r1.backends.packing import VARLEN
+from search_r1.config import LoraConfig, ModelConfig
+from search_r1.data.micro_batches import SequenceCost
+from search_r1.data.model_size import ModelSize
 from search_r1.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -23,12 +28,18 @@ _SCALED_LOGITS = ("logits_scaling", "logit_scale")
 """Config fields of models whose logits are not `hidden @ head.T`."""
 
 
-def attention_implementation(requested: str, device: str) -> str:
-    """`auto` becomes flash-attn on CUDA where it is installed, else SDPA."""
-    if requested != "auto":
-        return requested
-    has_flash = device == "cuda" and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if has_flash else "sdpa"
+def attention_implementation(config: ModelConfig, device: str) -> str:
+    """transformers' name; `auto` takes a ragged kernel where there is one: in bfloat16 on CUDA."""
+    if config.attention != "auto":
+        return VARLEN if config.attention == "varlen" else config.attention
+    if device != "cuda" or config.dtype != "bfloat16":
+        return "sdpa"
+    return "flash_attention_2" if importlib.util.find_spec("flash_attn") is not None else VARLEN
+
+
+def attends_ragged(model: PreTrainedModel) -> bool:
+    """Its attention takes packed sequences without a mask."""
+    return model.config._attn_implementation in ("flash_attention_2", VARLEN)
 
 
 def check_model_folder(path: str) -> None:
@@ -44,6 +55,7 @@ def check_model_folder(path: str) -> None:
                 f"model folder {path} does not exist: model.path takes a Hugging Face folder or a hub name"
             )
         return
+    refuse_adapter(path)
     for what, pattern, remedy in (
         ("config.json", "config.json", "is this a Hugging Face model folder?"),
         ("weights", "*.safetensors", "save the model with save_pretrained (safetensors)"),
@@ -53,8 +65,16 @@ def check_model_folder(path: str) -> None:
             raise ConfigError(f"model folder {path} has no {what} ({pattern}): {remedy}")
 
 
+def refuse_adapter(path: str) -> None:
+    if (Path(path) / ADAPTER_CONFIG).is_file():
+        raise ConfigError(
+            f"{path} holds a LoRA adapter, not a model: `python -m search_r1.merge_adapter {path} FOLDER` merges it; "
+            "to go on training it, set the model.lora.rank it has"
+        )
+
+
 def load_causal_lm(path: str, config: ModelConfig, device: str = "cpu") -> PreTrainedModel:
-    """A causal language model with float32 weights, no dropout.
+    """A causal language model with float32 weights in host memory, its attention chosen for `device`.
 
     Raises:
         ConfigError: not loadable, or of an architecture whose logits are not a plain product with the output head.
@@ -63,16 +83,70 @@ def load_causal_lm(path: str, config: ModelConfig, device: str = "cpu") -> PreTr
         model = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
-            attn_implementation=attention_implementation(config.attention, device),
+            attn_implementation=attention_implementation(config, device),
             trust_remote_code=config.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot load a causal language model from {path}: {str(error).splitlines()[0]}") from error
     _refuse_scaled_logits(model.config, path)
+    if getattr(model.config, "attn_logit_softcapping", None) and model.config._attn_implementation in ("sdpa", VARLEN):
+        raise ConfigError(f"{path} caps its attention logits, which SDPA cannot: set model.attention=eager")
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.config.use_cache = False
-    return model.to(device)
+    return model
+
+
+def load_trainable_lm(path: str, config: ModelConfig, device: str) -> PreTrainedModel:
+    """As `load_causal_lm`, without dropout, with adapters where `model.lora` asks for them."""
+    lm = load_causal_lm(path, config, device)
+    disable_dropout(lm)
+    return attach_lora(lm, config.lora) if config.lora.rank else lm
+
+
+def check_fits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str, what: str) -> None:
+    """Refuse weights of another architecture.
+
+    Raises:
+        ConfigError: with the first names that are missing, unknown or of another shape.
+    """
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is unknown" for name in found if name not in expected]
+    wrong += [
+        f"{name} has shape {tuple(found[name].shape)}, not {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the checkpoint in {where} does not fit {what} ({'; '.join(wrong[:3])}, {len(wrong)} in all): it was made "
+            "with another model; give the model.path it was made with, or start anew with trainer.resume=never"
+        )
+
+
+def sequence_cost(path: str, trust_remote_code: bool = False) -> SequenceCost:
+    """Multiplications of a forward pass in units of one token's matrix products, from a model's config alone."""
+    size = model_size(path, trust_remote_code)
+    return SequenceCost(1.0, size.layers * size.attention_width / max(size.parameters - size.embeddings, 1))
+
+
+def model_size(path: str, trust_remote_code: bool = False, lora: LoraConfig | None = None) -> ModelSize:
+    """Counted on the meta device: no weights are read or made."""
+    config = _auto_config(path, trust_remote_code)
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        if lora is not None and lora.rank:
+            attach_lora(lm, lora)
+    adapters = sum(p.numel() for name, p in lm.named_parameters() if is_adapter(name))
+    heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
+    return ModelSize(
+        parameters=sum(p.numel() for p in lm.parameters()) - adapters,
+        embeddings=sum(p.numel() for p in {lm.get_input_embeddings().weight, lm.get_output_embeddings().weight}),
+        adapters=adapters,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        attention_width=heads * (head_dim or config.hidden_size // heads),
+    )
 
 
 def _refuse_scaled_logits(model_config: Any, path: str) -> None:
@@ -83,14 +157,17 @@ def _refuse_scaled_logits(model_config: Any, path: str) -> None:
 
 def context_window(path: str, trust_remote_code: bool = False) -> int:
     """`max_position_embeddings` of a model, read from its config alone."""
+    return int(getattr(_auto_config(path, trust_remote_code), "max_position_embeddings", 1 << 30))
+
+
+def _auto_config(path: str, trust_remote_code: bool) -> Any:
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the model config of {path}: {str(error).splitlines()[0]}") from error
-    return int(getattr(config, "max_position_embeddings", 1 << 30))
 
 
-def save_causal_lm(model: PreTrainedModel, state_dict: dict[str, torch.Tensor], path: str) -> None:
+def save_causal_lm(model: PreTrainedModel, state_dict: dict[str, Tensor], path: str) -> None:
     """Write a plain Hugging Face folder from full weights; older readers find `rope_theta` where they look for it."""
     model.save_pretrained(path, state_dict=state_dict)
     file = Path(path) / "config.json"

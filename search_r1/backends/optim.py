@@ -1,23 +1,32 @@
-"""AdamW and its learning-rate schedule."""
+"""The optimizer and its learning-rate schedule."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import nn
 
+from search_r1.backends.muon import Muon
 from search_r1.config import OptimConfig
+
+_OUTER = re.compile(r"embed|lm_head|value_head")
+"""Matrices at the model's two ends, which Muon leaves to AdamW."""
 
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101); vectors (norms, biases) are not decayed."""
-    trainable = [p for p in module.parameters() if p.requires_grad]
+    """AdamW (arXiv:1711.05101), or Muon with AdamW for embeddings and heads; vectors (norms, biases) are not decayed."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    hidden = [p for name, p in named if config.name == "muon" and p.dim() == 2 and not _OUTER.search(name)]
+    taken = {id(p) for p in hidden}
     groups = [
-        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": hidden, "weight_decay": config.weight_decay, "orthogonalize": True},
+        {"params": [p for _, p in named if p.dim() > 1 and id(p) not in taken], "weight_decay": config.weight_decay},
+        {"params": [p for _, p in named if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=tuple(config.betas))
+    optimizer = Muon if config.name == "muon" else torch.optim.AdamW
+    return optimizer([g for g in groups if g["params"]], lr=config.lr, betas=tuple(config.betas))
 
 
 def build_schedule(

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from search_r1.algorithms.kl import token_kl
 from search_r1.algorithms.losses import policy_loss, token_weights
 from search_r1.backends.forward import PolicyModule
-from search_r1.backends.model import disable_dropout, load_causal_lm, save_causal_lm
+from search_r1.backends.lora import adapters_off, is_adapter, load_adapter, merged, save_adapter
+from search_r1.backends.model import (
+    attends_ragged,
+    check_fits,
+    disable_dropout,
+    load_causal_lm,
+    load_trainable_lm,
+    refuse_adapter,
+    save_causal_lm,
+)
+from search_r1.backends.residence import Residence
 from search_r1.backends.trainable import Trainable, mean_metrics
-from search_r1.config import Config
-from search_r1.data.micro_batches import Share, lengths_of, make_shares, micro_batch_rows, select_rows
+from search_r1.config import Config, ModelConfig
+from search_r1.data.micro_batches import Layout, Share, make_shares, select_rows
 from search_r1.protocols import Metrics, Sharding, Weights
 from search_r1.types import RolloutBatch, TrainBatch
 
 logger = logging.getLogger(__name__)
+_PREFIX = "lm."
+"""Of the language model's parameters inside `PolicyModule`."""
 
 
-def autocast_dtype(config: Config) -> torch.dtype | None:
-    """bfloat16 forward passes over float32 weights, or None."""
-    return torch.bfloat16 if config.model.dtype == "bfloat16" else None
+def autocast_dtype(config: ModelConfig, sharding: Sharding) -> torch.dtype | None:
+    """bfloat16 forward passes over float32 weights; None in float32, or where the sharding lowers the weights."""
+    return torch.bfloat16 if config.dtype == "bfloat16" and not sharding.lowers_precision else None
+
+
+def layout_for(config: Config, lm: PreTrainedModel, max_tokens: int) -> Layout:
+    packing = config.policy.packing
+    return Layout(max_tokens, packed=packing == "packed" or (packing == "auto" and attends_ragged(lm)))
 
 
 def to_device(batch: TrainBatch, device: torch.device) -> TrainBatch:
@@ -45,24 +64,25 @@ def empty_batch() -> TrainBatch:
 
 
 def score_rows(
-    batch: RolloutBatch,
-    max_tokens: int,
-    score: Callable[[RolloutBatch], Tensor],
-    sharding: Sharding,
-    device: torch.device,
+    batch: RolloutBatch, layout: Layout, score: Callable[[RolloutBatch], Tensor], sharding: Sharding
 ) -> Tensor:
     """Run `score` (micro-batch -> (b, t)) over a batch, without gradients; (B, T) float32 on the CPU."""
     result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
-    groups = micro_batch_rows(lengths_of(batch), max_tokens)
+    groups = layout.rows(batch)
     rounds = int(sharding.max(torch.tensor(len(groups))))
     with torch.no_grad():
         for i in range(rounds):
             rows = groups[i] if i < len(groups) else []
             part = select_rows(batch, rows) if rows else empty_batch().rollout
-            values = score(rollout_to_device(part, device)).float().cpu()
+            values = score(rollout_to_device(part, sharding.device)).float().cpu()
             if rows:
                 result[rows, : values.shape[1]] = values
     return result
+
+
+def score_roles(roles: Mapping[str, Any], batch: RolloutBatch, names: Sequence[str]) -> dict[str, Tensor]:
+    """What each of these roles says of a batch: log-probs of policy and reference, values of the critic; (B, T)."""
+    return {name: roles[name].values(batch) if name == "critic" else roles[name].log_probs(batch) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +90,16 @@ class PolicyObjective:
     """The policy's loss on one micro-batch: clipped surrogate, KL to the reference, entropy bonus."""
 
     config: Config
+    layout: Layout
 
     def __call__(
         self, module: PolicyModule, batch: TrainBatch, num_tokens: int, num_sequences: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         config, algorithm = self.config.policy, self.config.algorithm
         rollout, mask = batch.rollout, batch.rollout.loss_mask
-        log_probs, entropy = module(rollout.input_ids, mask, self.config.rollout.temperature)
+        log_probs, entropy = module(
+            rollout.input_ids, mask, self.config.rollout.temperature, self.layout.lengths(rollout)
+        )
         old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         weights = token_weights(mask, config.loss_aggregation, num_tokens, num_sequences)
         loss, sums = policy_loss(
@@ -108,29 +131,25 @@ class PolicyObjective:
 class LocalPolicy:
     """The trainable actor of one worker; with a process group, its part of the data-parallel actor."""
 
-    def __init__(self, config: Config, sharding: Sharding, total_steps: int, device: str = "cpu") -> None:
-        lm = load_causal_lm(config.model.path, config.model, device)
-        disable_dropout(lm)
+    def __init__(self, config: Config, sharding: Sharding, total_steps: int) -> None:
+        lm = load_trainable_lm(config.model.path, config.model, sharding.device.type)
         self.config = config
         self.sharding = sharding
-        module = PolicyModule(lm, autocast_dtype(config))
+        self.layout = layout_for(config, lm, config.policy.max_tokens_per_micro_batch)
+        module = PolicyModule(lm, autocast_dtype(config.model, sharding))
         self.trainable = Trainable(module, config.policy.optim, total_steps, sharding)
-        self.module: PolicyModule = self.trainable.module  # type: ignore[assignment]
-        self.objective = PolicyObjective(config)
+        self.objective = PolicyObjective(config, self.layout)
+
+    @property
+    def module(self) -> PolicyModule:
+        return self.trainable.module  # type: ignore[return-value]
 
     @property
     def rows_per_mini_batch(self) -> int:
         return self.config.policy.mini_batch_size * self.config.rollout.group_size
 
     def log_probs(self, batch: RolloutBatch) -> Tensor:
-        self.module.eval()
-        return score_rows(
-            batch,
-            self.config.policy.max_tokens_per_micro_batch,
-            lambda part: self.module(part.input_ids, part.loss_mask, self.config.rollout.temperature)[0],
-            self.sharding,
-            self.trainable.device,
-        )
+        return policy_log_probs(self.module, batch, self.layout, self.config.rollout.temperature, self.sharding)
 
     def update(self, batch: TrainBatch) -> Metrics:
         return self.update_shares(make_shares(batch, self.rows_per_mini_batch, 1)[0])
@@ -141,7 +160,7 @@ class LocalPolicy:
         return mean_metrics(steps, "actor")
 
     def _step(self, share: Share) -> Metrics:
-        rows = micro_batch_rows(lengths_of(share.batch.rollout), self.config.policy.max_tokens_per_micro_batch)
+        rows = self.layout.rows(share.batch.rollout)
 
         def loss(batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
             batch = to_device(batch, self.trainable.device)
@@ -150,10 +169,16 @@ class LocalPolicy:
         return self.trainable.step([select_rows(share.batch, r) for r in rows], loss, lambda: empty_like(share.batch))
 
     def weights(self) -> Weights:
-        """Hugging Face names, full tensors."""
-        prefix = "lm."
-        for name, tensor in self.sharding.full_weights(self.module):
-            yield name.removeprefix(prefix), tensor.detach()
+        """Hugging Face names, full tensors; adapters are merged in while streaming."""
+        full = self._full_weights()
+        yield from merged(full, self.config.model.lora) if self.config.model.lora.rank else full
+
+    def _full_weights(self, names: Container[str] | None = None) -> Weights:
+        for name, tensor in self.sharding.full_weights(self.module, names):
+            yield name.removeprefix(_PREFIX), tensor.detach()
+
+    def offload(self) -> None:
+        self.trainable.residence.leave()
 
     def save_pretrained(self, path: str) -> None:
         weights = {name: tensor.cpu() for name, tensor in self.weights()}
@@ -161,15 +186,34 @@ class LocalPolicy:
             save_causal_lm(self.module.lm, weights, path)
 
     def save(self, folder: str) -> None:
-        """A Hugging Face folder with the optimizer's state beside the weights."""
-        self.save_pretrained(folder)
+        """A Hugging Face folder, or a peft one with LoRA; the optimizer's state stands beside the weights."""
+        if self.config.model.lora.rank:
+            adapter = {name: tensor.cpu() for name, tensor in self._full_weights(self._adapter_names())}
+            if self.sharding.rank == 0:
+                save_adapter(folder, adapter, self.config.model)
+        else:
+            self.save_pretrained(folder)
         self.trainable.save(Path(folder) / "optimizer.pt")
 
     def load(self, folder: str) -> None:
-        lm = load_causal_lm(folder, self.config.model)
-        weights = {f"lm.{name}": tensor for name, tensor in lm.state_dict().items()}
-        self.sharding.load_full_state(self.module, self.trainable.optimizer, {"model": weights})
+        """
+        Raises:
+            ConfigError: a checkpoint of another model, or of other adapters.
+        """
+        model, own = self.config.model, self.module.state_dict()
+        if model.lora.rank:
+            found = load_adapter(folder, model.lora)
+            own = {name: own[name] for name in self._adapter_names()}
+        else:
+            refuse_adapter(folder)
+            found = load_causal_lm(folder, model).state_dict()
+        weights = {_PREFIX + name: tensor for name, tensor in found.items()}
+        check_fits(own, weights, folder, model.path)
+        self.sharding.load_full_weights(self.module, weights)
         self.trainable.load(Path(folder) / "optimizer.pt")
+
+    def _adapter_names(self) -> list[str]:
+        return [name for name, _ in self.module.named_parameters() if is_adapter(name)]
 
 
 def empty_like(batch: TrainBatch) -> TrainBatch:
@@ -178,23 +222,56 @@ def empty_like(batch: TrainBatch) -> TrainBatch:
     return replace(empty, **{n: None for n in batch.__slots__ if getattr(batch, n) is None})
 
 
+def policy_log_probs(
+    module: PolicyModule, batch: RolloutBatch, layout: Layout, temperature: float, sharding: Sharding
+) -> Tensor:
+    """(B, T), 0 outside the loss mask."""
+    module.eval()
+
+    def score(part: RolloutBatch) -> Tensor:
+        log_probs: Tensor = module(part.input_ids, part.loss_mask, temperature, layout.lengths(part))[0]
+        return log_probs
+
+    return score_rows(batch, layout, score, sharding)
+
+
 class ReferencePolicy:
     """A frozen policy that only scores."""
 
-    def __init__(self, config: Config, sharding: Sharding, device: str = "cpu") -> None:
-        lm = load_causal_lm(config.model.reference_path or config.model.path, config.model, device)
+    def __init__(self, config: Config, sharding: Sharding) -> None:
+        path = config.model.reference_path or config.model.path
+        lm = load_causal_lm(path, config.model, sharding.device.type)
         disable_dropout(lm)
         lm.requires_grad_(False)
         self.config = config
         self.sharding = sharding
-        self.module: PolicyModule = sharding.wrap(PolicyModule(lm, autocast_dtype(config)))  # type: ignore[assignment]
-        self.module.eval()
+        self.layout = layout_for(config, lm, config.policy.max_tokens_per_micro_batch)
+        module = sharding.wrap(PolicyModule(lm, autocast_dtype(config.model, sharding)))
+        self.residence = Residence(module, sharding.home)
+
+    @property
+    def module(self) -> PolicyModule:
+        return self.residence.module  # type: ignore[return-value]
 
     def log_probs(self, batch: RolloutBatch) -> Tensor:
-        return score_rows(
-            batch,
-            self.config.policy.max_tokens_per_micro_batch,
-            lambda part: self.module(part.input_ids, part.loss_mask, self.config.rollout.temperature)[0],
-            self.sharding,
-            next(self.module.parameters()).device,
-        )
+        return policy_log_probs(self.module, batch, self.layout, self.config.rollout.temperature, self.sharding)
+
+    def offload(self) -> None:
+        self.residence.leave()
+
+
+class BaseReference:
+    """The weights under a policy's adapters as its reference: no second model."""
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self.policy = policy
+
+    def log_probs(self, batch: RolloutBatch) -> Tensor:
+        with adapters_off(self.policy.module):
+            return self.policy.log_probs(batch)
+
+
+def build_reference(config: Config, sharding: Sharding, policy: LocalPolicy) -> ReferencePolicy | BaseReference:
+    """The policy as it was at the start, or the model at `model.reference_path`."""
+    own_weights = config.model.reference_path in (None, config.model.path)
+    return BaseReference(policy) if config.model.lora.rank and own_weights else ReferencePolicy(config, sharding)

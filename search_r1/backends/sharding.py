@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -11,22 +11,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from search_r1.config import ShardingConfig
 from search_r1.protocols import State, Weights
 
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
 
 class _Collective:
     """What both shardings share: small sums over the workers, and full states in one format."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = self.home = torch.device(device)
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
 
@@ -42,31 +45,32 @@ class _Collective:
             dist.all_reduce(values, operation)
         return values
 
-    def full_weights(self, model: nn.Module) -> Weights:
-        """Every rank must iterate it; each parameter is gathered when it is reached."""
+    def full_weights(self, model: nn.Module, names: Container[str] | None = None) -> Weights:
         for name, parameter in model.state_dict().items():
-            yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if names is None or name in names:
+                yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
-    def full_state(self, model: nn.Module, optimizer: Any) -> State:
+    def load_full_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True, strict=False))
+
+    def full_optimizer_state(self, model: nn.Module, optimizer: Any) -> State:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return {
-            "model": get_model_state_dict(model, options=options),
-            "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
-        }
+        return get_optimizer_state_dict(model, optimizer, options=options)
 
-    def load_full_state(self, model: nn.Module, optimizer: Any, state: State) -> None:
-        options = StateDictOptions(full_state_dict=True, strict=True)
-        if "model" in state:
-            set_model_state_dict(model, state["model"], options=options)
-        if "optimizer" in state:
-            set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+    def load_full_optimizer_state(self, model: nn.Module, optimizer: Any, state: State) -> None:
+        set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(full_state_dict=True))
 
 
 class Replicated(_Collective):
     """The whole model on every worker; gradients are all-reduced once, after the last micro-batch."""
 
+    lowers_precision = False
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+
     def wrap(self, model: nn.Module) -> nn.Module:
-        return model
+        return model.to(self.device)
 
     def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
@@ -85,16 +89,37 @@ class Replicated(_Collective):
 
 
 class FSDP2(_Collective):
-    """Parameters, gradients and optimizer state split over the workers (torch.distributed.fsdp.fully_shard)."""
+    """Parameters, gradients and optimizer state split over the workers (torch.distributed.fsdp.fully_shard).
 
-    def __init__(self, config: ShardingConfig) -> None:
-        super().__init__()
-        self.offload: OffloadPolicy = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
+    With `replicas` above 1 the workers form that many groups of neighbours, each of which holds the whole model once:
+    parameters are gathered inside a group, gradients summed over all. In bfloat16 the float32 shards are gathered in
+    half precision and gradients are reduced in float32.
+    """
+
+    lowers_precision = True
+
+    def __init__(self, config: ShardingConfig, dtype: str = "float32", device: str = "cpu") -> None:
+        if not dist.is_initialized():
+            dist.init_process_group(_BACKENDS[device], store=dist.HashStore(), rank=0, world_size=1)
+        super().__init__(device)
+        self.home = torch.device("cpu") if config.cpu_offload else self.device
+        mesh = init_device_mesh(
+            device, (config.replicas, self.world_size // config.replicas), mesh_dim_names=("replicate", "shard")
+        )
+        self.options: dict[str, Any] = {
+            "mesh": mesh if config.replicas > 1 else mesh["shard"],
+            "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda") if config.cpu_offload else OffloadPolicy(),
+        }
+        self.precision = MixedPrecisionPolicy()
+        if dtype == "bfloat16":
+            self.precision = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         for layer in _decoder_layers(model):
-            fully_shard(layer, offload_policy=self.offload)
-        fully_shard(model, offload_policy=self.offload, reshard_after_forward=False)
+            fully_shard(layer, mp_policy=self.precision, **self.options)
+        if hasattr(model, "value_head"):
+            fully_shard(model.value_head, **self.options)  # type: ignore[arg-type]
+        fully_shard(model, mp_policy=self.precision, reshard_after_forward=False, **self.options)
         for module in model.modules():
             if hasattr(module, "set_gradient_divide_factor"):
                 module.set_gradient_divide_factor(1.0)
@@ -123,5 +148,5 @@ def _decoder_layers(model: nn.Module) -> list[nn.Module]:
     return []
 
 
-def build_sharding(config: ShardingConfig) -> Replicated | FSDP2:
-    return FSDP2(config) if config.name == "fsdp2" else Replicated()
+def build_sharding(config: ShardingConfig, dtype: str = "float32", device: str = "cpu") -> Replicated | FSDP2:
+    return FSDP2(config, dtype, device) if config.name == "fsdp2" else Replicated(device)

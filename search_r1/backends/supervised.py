@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from search_r1.backends.forward import PolicyModule
-from search_r1.backends.model import disable_dropout, load_causal_lm, save_causal_lm
+from search_r1.backends.lora import merged
+from search_r1.backends.model import load_trainable_lm, save_causal_lm
+from search_r1.backends.policy import autocast_dtype
 from search_r1.backends.trainable import Trainable
 from search_r1.config import ModelConfig, OptimConfig
 from search_r1.data.micro_batches import micro_batch_rows
@@ -28,13 +30,12 @@ class SupervisedPolicy:
         *,
         pad_token_id: int,
         max_tokens_per_micro_batch: int,
-        device: str = "cpu",
     ) -> None:
-        lm = load_causal_lm(model.path, model, device)
-        disable_dropout(lm)
+        lm = load_trainable_lm(model.path, model, sharding.device.type)
+        self.lora = model.lora
         self.sharding = sharding
-        autocast_dtype = torch.bfloat16 if model.dtype == "bfloat16" else None
-        self.trainable = Trainable(PolicyModule(lm, autocast_dtype), optim, total_steps, sharding)
+        module = PolicyModule(lm, autocast_dtype(model, sharding))
+        self.trainable = Trainable(module, optim, total_steps, sharding)
         self.module: PolicyModule = self.trainable.module  # type: ignore[assignment]
         self.pad_token_id = pad_token_id
         self.max_tokens = max_tokens_per_micro_batch
@@ -57,8 +58,9 @@ class SupervisedPolicy:
         return total / max(sum(sum(example.loss_mask) for example in examples), 1)
 
     def save_pretrained(self, path: str) -> None:
-        """Write a plain Hugging Face folder (weights and config)."""
+        """Write a plain Hugging Face folder (weights and config); adapters are merged."""
         full = self.sharding.full_weights(self.module)
+        full = merged(full, self.lora) if self.lora.rank else full
         weights = {name.removeprefix("lm."): tensor.detach().cpu() for name, tensor in full}
         if self.sharding.rank == 0:
             save_causal_lm(self.module.lm, weights, path)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from search_r1.backends.optim import build_optimizer, build_schedule
+from search_r1.backends.residence import Residence
 from search_r1.config import OptimConfig
 from search_r1.protocols import Metrics, Sharding, State
 
@@ -26,14 +27,19 @@ class Trainable:
 
     def __init__(self, module: nn.Module, config: OptimConfig, total_steps: int, sharding: Sharding) -> None:
         self.sharding = sharding
-        self.module = sharding.wrap(module)
+        wrapped = sharding.wrap(module)
         self.config = config
-        self.optimizer = build_optimizer(self.module, config)
+        self.optimizer = build_optimizer(wrapped, config)
         self.schedule = build_schedule(self.optimizer, config, total_steps)
+        self.residence = Residence(wrapped, sharding.home, self.optimizer)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.residence.module
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self.sharding.device  # type: ignore[no-any-return]
 
     def step(
         self,
@@ -86,11 +92,11 @@ class Trainable:
 
     def state(self) -> State:
         """Optimizer and schedule, unsharded."""
-        full = self.sharding.full_state(self.module, self.optimizer)
-        return {"optimizer": full["optimizer"], "schedule": self.schedule.state_dict()}
+        optimizer = self.sharding.full_optimizer_state(self.module, self.optimizer)
+        return {"optimizer": optimizer, "schedule": self.schedule.state_dict()}
 
     def load_state(self, state: State) -> None:
-        self.sharding.load_full_state(self.module, self.optimizer, {"optimizer": state["optimizer"]})
+        self.sharding.load_full_optimizer_state(self.module, self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
 
     def save(self, file: Path) -> None:

@@ -64,6 +64,20 @@ def mini_batch_rows(num_rows: int, rows_per_mini_batch: int) -> list[list[int]]:
     return [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceCost:
+    """What one pass over a sequence costs, up to a factor: every token meets every weight, and half of the others.
+
+    cost(L) = linear * L + quadratic * L^2
+    """
+
+    linear: float = 1.0
+    quadratic: float = 0.0
+
+    def __call__(self, length: int) -> float:
+        return self.linear * length + self.quadratic * length**2
+
+
 def balance(costs: Sequence[float], num_parts: int) -> list[list[int]]:
     """Rows dealt to `num_parts` parts of nearly equal total cost (largest first to the lightest part).
 
@@ -78,22 +92,61 @@ def balance(costs: Sequence[float], num_parts: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def make_shares(batch: TrainBatch, rows_per_mini_batch: int, num_workers: int) -> list[list[Share]]:
-    """Cut a batch into mini-batches and deal each to the workers by length.
+def make_shares(
+    batch: TrainBatch, rows_per_mini_batch: int, num_workers: int, cost: SequenceCost | None = None
+) -> list[list[Share]]:
+    """Cut a batch into mini-batches and deal each to the workers by cost (by length where none is given).
 
     Returns:
         One list a worker, one share a mini-batch.
     """
-    lengths = lengths_of(batch.rollout)
+    costs = [(cost or SequenceCost())(length) for length in lengths_of(batch.rollout)]
     sampled = batch.rollout.loss_mask.sum(dim=1)
     shares: list[list[Share]] = [[] for _ in range(num_workers)]
-    for rows in mini_batch_rows(len(lengths), rows_per_mini_batch):
+    for rows in mini_batch_rows(len(costs), rows_per_mini_batch):
         num_tokens = int(sampled[rows].sum())
         num_sequences = int((sampled[rows] > 0).sum())
-        for worker, part in enumerate(balance([lengths[r] for r in rows], num_workers)):
+        for worker, part in enumerate(balance([costs[r] for r in rows], num_workers)):
             share = select_rows(batch, [rows[i] for i in part])
             shares[worker].append(Share(share, num_tokens, num_sequences))
     return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How rows share a forward pass: padded to the longest, or packed end to end; at most `max_tokens` either way."""
+
+    max_tokens: int
+    packed: bool = False
+
+    def rows(self, batch: RolloutBatch) -> list[list[int]]:
+        """The rows of each micro-batch."""
+        cut = packed_rows if self.packed else micro_batch_rows
+        return cut(lengths_of(batch), self.max_tokens)
+
+    def lengths(self, batch: RolloutBatch) -> Tensor | None:
+        """(B,) int64 for a packed forward pass, None for a padded one."""
+        return batch.attention_mask.sum(dim=1) if self.packed else None
+
+
+def packed_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Rows into micro-batches of at most `max_tokens` tokens, longest first into the first that has room
+    (first-fit decreasing: never more than 11/9 of the fewest possible, plus one).
+
+    The cap is hard, as in `micro_batch_rows`.
+    """
+    groups: list[list[int]] = []
+    free: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda r: (-lengths[r], r)):
+        place = next((i for i, room in enumerate(free) if lengths[row] <= room), None)
+        if place is None:
+            _warn_above_cap(lengths[row], max_tokens)
+            place = len(groups)
+            groups.append([])
+            free.append(max_tokens)
+        groups[place].append(row)
+        free[place] -= lengths[row]
+    return groups
 
 
 def micro_batch_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -108,9 +161,13 @@ def micro_batch_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]
             groups[-1].append(row)
             continue
         longest = max(lengths[row], 1)
-        if longest > max_tokens:
-            logger.warning(
-                "a sequence of %d tokens exceeds max_tokens_per_micro_batch=%d and goes alone", longest, max_tokens
-            )
+        _warn_above_cap(longest, max_tokens)
         groups.append([row])
     return groups
+
+
+def _warn_above_cap(length: int, max_tokens: int) -> None:
+    if length > max_tokens:
+        logger.warning(
+            "a sequence of %d tokens exceeds max_tokens_per_micro_batch=%d and goes alone", length, max_tokens
+        )

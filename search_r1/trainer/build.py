@@ -42,17 +42,18 @@ def build_worker_roles(config: Config, policy_steps: int, critic_steps: int) -> 
     import torch
 
     from search_r1.backends.critic import LocalCritic
-    from search_r1.backends.policy import LocalPolicy, ReferencePolicy
+    from search_r1.backends.policy import LocalPolicy, build_reference
     from search_r1.backends.sharding import build_sharding
 
     torch.manual_seed(config.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sharding = build_sharding(config.sharding)
-    roles: dict[str, Any] = {"policy": LocalPolicy(config, sharding, policy_steps, device)}
+    sharding = build_sharding(config.sharding, config.model.dtype, device)
+    policy = LocalPolicy(config, sharding, policy_steps)
+    roles: dict[str, Any] = {"policy": policy}
     if needs_reference(config):
-        roles["reference"] = ReferencePolicy(config, sharding, device)
+        roles["reference"] = build_reference(config, sharding, policy)
     if config.algorithm.advantage == "gae":
-        roles["critic"] = LocalCritic(config, sharding, critic_steps, device)
+        roles["critic"] = LocalCritic(config, sharding, critic_steps)
     if config.engine.name == "hf":
         roles["engine"] = build_hf_engine(config, device)
     return roles
@@ -66,9 +67,10 @@ def build_hf_engine(config: Config, device: str) -> RolloutEngine:
     from search_r1.engines.hf_engine import HFEngine
 
     dtype = config.model.dtype if config.engine.dtype == "auto" else config.engine.dtype
-    model = load_causal_lm(config.model.path, replace(config.model, gradient_checkpointing=False), device)
+    attention = "sdpa" if config.model.attention == "varlen" else config.model.attention
+    plain = replace(config.model, gradient_checkpointing=False, attention=attention)
     return HFEngine(
-        model,
+        load_causal_lm(config.model.path, plain).to(device),  # type: ignore[arg-type]
         load_tokenizer(config.model.path, config.model.trust_remote_code),
         max_batch_size=config.engine.max_batch_size,
         max_batch_tokens=config.engine.max_batch_tokens,
