@@ -59,6 +59,7 @@ def test_valid_sequences(texts: tuple[str, ...]) -> None:
         (THINK + "</think>" + ANSWER,),
         (THINK + "<answer>a",),
         (THINK + "<answer>a</search>",),
+        (THINK + "<search>" + ANSWER,),
         (THINK + SEARCH + INFORMATION + THINK + ANSWER,),
         (THINK + '<answer lang="en">a</answer>',),
         (THINK + "<Answer>a</Answer>",),
