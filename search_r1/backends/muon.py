@@ -49,11 +49,15 @@ class Muon(torch.optim.AdamW):
                 parameter.add_(update, alpha=-group["lr"] * scale)
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
-        """Nesterov's look-ahead of the running mean of gradients."""
+        """Nesterov's look-ahead of the running mean of gradients, which is kept under AdamW's names."""
         assert parameter.grad is not None
-        buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-        buffer.lerp_(parameter.grad, 1 - self.momentum)
-        return parameter.grad.lerp(buffer, self.momentum)
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        state["exp_avg"].lerp_(parameter.grad, 1 - self.momentum)
+        return parameter.grad.lerp(state["exp_avg"], self.momentum)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
