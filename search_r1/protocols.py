@@ -138,6 +138,12 @@ class Critic(Protocol):
     def load(self, folder: str) -> None: ...
 
 
+class Scorer(Protocol):
+    def __call__(self, batch: RolloutBatch, roles: Sequence[str]) -> dict[str, Tensor]:
+        """(B, T) of each named role in one go: log-probs of `policy` and `reference`, values of `critic`."""
+        ...
+
+
 class WeightSync(Protocol):
     def __call__(self) -> Metrics:
         """Carry the policy's weights to the engine. Afterwards every completion is sampled under them."""

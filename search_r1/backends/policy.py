@@ -270,6 +270,9 @@ class BaseReference:
         with adapters_off(self.policy.module):
             return self.policy.log_probs(batch)
 
+    def offload(self) -> None:
+        """The policy's weights go when the policy goes."""
+
 
 def build_reference(config: Config, sharding: Sharding, policy: LocalPolicy) -> ReferencePolicy | BaseReference:
     """The policy as it was at the start, or the model at `model.reference_path`."""

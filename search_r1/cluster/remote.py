@@ -5,49 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor
 
+from search_r1.cluster.engine_pool import EnginePool
 from search_r1.cluster.partition import gather, pad_to_multiple, scatter, trim
 from search_r1.cluster.worker_group import WorkerGroup, fetch
-from search_r1.data.micro_batches import balance, lengths_of, make_shares, select_rows
+from search_r1.data.micro_batches import SequenceCost, balance, lengths_of, make_shares, select_rows
 from search_r1.protocols import Metrics, Weights
 from search_r1.types import Completion, RolloutBatch, SamplingConfig, TrainBatch
 
 
-class _Scored:
-    """Rows scattered to the workers by length, answers put back in place."""
+class RemoteScorer:
+    """Rows dealt to the workers by cost, once for all roles; answers put back in place."""
 
-    def __init__(self, group: WorkerGroup, role: str) -> None:
+    def __init__(self, group: WorkerGroup, cost: SequenceCost) -> None:
         self.group = group
-        self.role = role
+        self.cost = cost
 
-    def _score(self, method: str, batch: RolloutBatch) -> Tensor:
-        parts = balance(lengths_of(batch), len(self.group))
-        answers = self.group.each(self.role, method, [select_rows(batch, rows) for rows in parts])
-        result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
+    def __call__(self, batch: RolloutBatch, roles: Sequence[str]) -> dict[str, Tensor]:
+        parts = balance([self.cost(length) for length in lengths_of(batch)], len(self.group))
+        answers = self.group.score([select_rows(batch, rows) for rows in parts], roles)
+        scores = {name: torch.zeros(batch.input_ids.shape, dtype=torch.float32) for name in roles}
         for rows, answer in zip(parts, answers, strict=True):
-            if rows:
-                result[rows, : answer.shape[1]] = answer
-        return result
+            for name, values in answer.items():
+                scores[name][rows, : values.shape[1]] = values
+        return scores
 
 
-class RemoteReference(_Scored):
-    def __init__(self, group: WorkerGroup) -> None:
-        super().__init__(group, "reference")
+class RemoteReference:
+    def __init__(self, scorer: RemoteScorer) -> None:
+        self.scorer = scorer
 
     def log_probs(self, batch: RolloutBatch) -> Tensor:
-        return self._score("log_probs", batch)
+        return self.scorer(batch, ["reference"])["reference"]
 
 
-class _Trained(_Scored):
-    def __init__(self, group: WorkerGroup, role: str, rows_per_mini_batch: int) -> None:
-        super().__init__(group, role)
+class _Trained:
+    def __init__(self, scorer: RemoteScorer, role: str, rows_per_mini_batch: int) -> None:
+        self.scorer = scorer
+        self.group = scorer.group
+        self.role = role
         self.rows_per_mini_batch = rows_per_mini_batch
 
     def update(self, batch: TrainBatch) -> Metrics:
-        shares = make_shares(batch, self.rows_per_mini_batch, len(self.group))
+        shares = make_shares(batch, self.rows_per_mini_batch, len(self.group), self.scorer.cost)
         metrics: Metrics = self.group.each(self.role, "update_shares", shares)[0]
         return metrics
 
@@ -59,22 +61,22 @@ class _Trained(_Scored):
 
 
 class RemotePolicy(_Trained):
-    def __init__(self, group: WorkerGroup, rows_per_mini_batch: int) -> None:
-        super().__init__(group, "policy", rows_per_mini_batch)
+    def __init__(self, scorer: RemoteScorer, rows_per_mini_batch: int) -> None:
+        super().__init__(scorer, "policy", rows_per_mini_batch)
 
     def log_probs(self, batch: RolloutBatch) -> Tensor:
-        return self._score("log_probs", batch)
+        return self.scorer(batch, ["policy"])["policy"]
 
     def save_pretrained(self, path: str) -> None:
         self.group.all("policy", "save_pretrained", path)
 
 
 class RemoteCritic(_Trained):
-    def __init__(self, group: WorkerGroup, rows_per_mini_batch: int) -> None:
-        super().__init__(group, "critic", rows_per_mini_batch)
+    def __init__(self, scorer: RemoteScorer, rows_per_mini_batch: int) -> None:
+        super().__init__(scorer, "critic", rows_per_mini_batch)
 
     def values(self, batch: RolloutBatch) -> Tensor:
-        return self._score("values", batch)
+        return self.scorer(batch, ["critic"])["critic"]
 
 
 class WorkerEngines:
@@ -93,28 +95,6 @@ class WorkerEngines:
 
     def close(self) -> None:
         self.group.all("engine", "close")
-
-
-class ActorEngines:
-    """Engines in actors of their own (vLLM) as one engine, in lockstep."""
-
-    def __init__(self, engines: list[Any]) -> None:
-        self.engines = engines
-
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
-    ) -> list[Completion]:
-        return _lockstep([engine.generate for engine in self.engines], (), contexts, sampling, seeds)
-
-    def load_weights(self, weights: Weights) -> None:
-        bucket = ray.put(list(weights))
-        fetch([engine.receive_weights.remote([bucket]) for engine in self.engines])
-        fetch([engine.finish_weights.remote() for engine in self.engines])
-
-    def close(self) -> None:
-        fetch([engine.close.remote() for engine in self.engines])
-        for engine in self.engines:
-            ray.kill(engine)
 
 
 def _lockstep(
@@ -150,10 +130,10 @@ class LocalEngineSync:
 class StreamingSync:
     """Policy to engine actors, in buckets."""
 
-    def __init__(self, group: WorkerGroup, engines: list[Any]) -> None:
+    def __init__(self, group: WorkerGroup, pool: EnginePool) -> None:
         self.group = group
-        self.engines = engines
+        self.pool = pool
 
     def __call__(self) -> Metrics:
-        self.group.stream_weights(self.engines)
+        self.pool.update_weights(self.group.stream_weights)
         return {}

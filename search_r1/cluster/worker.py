@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,9 @@ import torch
 import torch.distributed as dist
 
 from search_r1.protocols import RolloutEngine
+from search_r1.rollout.blocking import as_async_engine
+from search_r1.types import Completion, SamplingConfig
+from search_r1.types import RolloutBatch
 
 _BUCKET_BYTES = 64 << 20
 Factory = Callable[[], dict[str, Any]]
@@ -51,6 +55,17 @@ class Worker:
     def call(self, role: str, method: str, *args: Any) -> Any:
         return getattr(self.roles[role], method)(*args)
 
+    def score(self, batch: RolloutBatch, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        from search_r1.backends.policy import score_roles
+
+        return score_roles(self.roles, batch, names)
+
+    def offload(self) -> None:
+        """What is trained, or scores, to host memory, until it is needed again."""
+        for role in self.roles.values():
+            if hasattr(role, "offload"):
+                role.offload()
+
     def sync_local_engine(self) -> None:
         """Policy to the engine in the same worker."""
         self.roles["engine"].load_weights(self.roles["policy"].weights())
@@ -83,31 +98,35 @@ def _buckets(weights: Any) -> Iterator[list[tuple[str, torch.Tensor]]]:
 
 @ray.remote
 class EngineWorker:
-    """A rollout engine in an actor of its own; weights arrive bucket by bucket."""
+    """A rollout engine in an actor of its own, sampling many contexts at once; weights arrive bucket by bucket."""
 
     def __init__(self, factory: Callable[[], RolloutEngine]) -> None:
         self.engine = factory()
+        self._async_engine = as_async_engine(self.engine)
         self._incoming: queue.Queue[list[tuple[str, torch.Tensor]] | None] = queue.Queue(maxsize=2)
         self._loader: threading.Thread | None = None
         self._failure: BaseException | None = None
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         return True
 
-    def generate(self, *args: Any) -> Any:
-        return self.engine.generate(*args)
+    async def agenerate(self, context: list[int], sampling: SamplingConfig, seed: int) -> Completion:
+        return await self._async_engine.agenerate(context, sampling, seed)
 
-    def receive_weights(self, references: list[Any]) -> None:
+    async def generate(self, *args: Any) -> list[Completion]:
+        return await asyncio.to_thread(self.engine.generate, *args)
+
+    async def receive_weights(self, references: list[Any]) -> None:
         if self._loader is None:
             self._failure = None
             self._loader = threading.Thread(target=self._load, daemon=True)
             self._loader.start()
-        self._incoming.put(ray.get(references[0]))
+        await asyncio.to_thread(self._incoming.put, await references[0])
 
-    def finish_weights(self) -> None:
-        self._incoming.put(None)
+    async def finish_weights(self) -> None:
+        await asyncio.to_thread(self._incoming.put, None)
         if self._loader is not None:
-            self._loader.join()
+            await asyncio.to_thread(self._loader.join)
         self._loader = None
         if self._failure is not None:
             raise self._failure
@@ -121,5 +140,5 @@ class EngineWorker:
             for _ in arriving:
                 continue
 
-    def close(self) -> None:
-        self.engine.close()
+    async def close(self) -> None:
+        await asyncio.to_thread(self.engine.close)

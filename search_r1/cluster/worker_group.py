@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch import Tensor
 
 from search_r1.cluster.placement import reserve, worker_environment
 from search_r1.cluster.worker import EngineWorker, Factory, Worker
 from search_r1.config import ClusterConfig
 from search_r1.errors import SearchR1Error, TrainingError
+from search_r1.types import RolloutBatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class WorkerGroup:
         if config.gpus_per_worker:
             bundle["GPU"] = config.gpus_per_worker
         self.placement = reserve([bundle] * config.num_workers, config.start_timeout_s)
+        self._turn = threading.Lock()
         self.workers = [self._start(config, bundle, rank) for rank in range(config.num_workers)]
         address, port = fetch(self.workers[0].rendezvous.remote())
         fetch([worker.build.remote(address, port, factory) for worker in self.workers])
@@ -63,18 +67,25 @@ class WorkerGroup:
 
     def all(self, role: str, method: str, *args: Any) -> list[Any]:
         """The same call on every worker, answers by rank."""
-        return fetch([worker.call.remote(role, method, *args) for worker in self.workers])
+        return self._call(lambda rank, worker: worker.call.remote(role, method, *args))
 
     def each(self, role: str, method: str, arguments: Sequence[Any]) -> list[Any]:
         """One argument a worker, answers by rank."""
-        calls = [w.call.remote(role, method, a) for w, a in zip(self.workers, arguments, strict=True)]
-        return fetch(calls)
+        assert len(arguments) == len(self.workers), f"{len(arguments)} arguments for {len(self.workers)} workers"
+        return self._call(lambda rank, worker: worker.call.remote(role, method, arguments[rank]))
 
     def sync_local_engines(self) -> None:
-        fetch([worker.sync_local_engine.remote() for worker in self.workers])
+        self._call(lambda rank, worker: worker.sync_local_engine.remote())
 
     def stream_weights(self, engines: list[Any]) -> None:
-        fetch([worker.stream_weights.remote(engines) for worker in self.workers])
+        self._call(lambda rank, worker: worker.stream_weights.remote(engines))
+
+    def _call(self, submit: Callable[[int, Any], Any]) -> list[Any]:
+        """One call a worker. Threads take turns to submit: the workers' collectives must meet in one order."""
+        with self._turn:
+            calls = [submit(rank, worker) for rank, worker in enumerate(self.workers)]
+        answers: list[Any] = fetch(calls)
+        return answers
 
     def close(self) -> None:
         for worker in self.workers:
@@ -82,12 +93,13 @@ class WorkerGroup:
         ray.util.remove_placement_group(self.placement)
 
 
-def start_engines(config: ClusterConfig, count: int, gpus: float, factory: Any) -> list[Any]:
-    """Engine actors, each in a process of its own."""
+def start_engines(config: ClusterConfig, count: int, max_calls: int, gpus: float, factory: Any) -> list[Any]:
+    """Engine actors, each in a process of its own that takes up to `max_calls` calls at once."""
     engines = [
         EngineWorker.options(  # type: ignore[attr-defined]
             num_cpus=1 if gpus else 0,
             num_gpus=gpus,
+            max_concurrency=max_calls,
             runtime_env={"env_vars": worker_environment(config.cpus_per_worker)},
         ).remote(factory)
         for _ in range(count)

@@ -16,9 +16,10 @@ from search_r1.data.templates import PromptEncoder, encode_plain
 from search_r1.environments.retriever_client import RetrieverClient
 from search_r1.environments.search import SearchEnvironment
 from search_r1.errors import ConfigError
-from search_r1.protocols import Environment, RolloutEngine
+from search_r1.protocols import Critic, Environment, Policy, Reference, RolloutEngine, Scorer, WeightSync
 from search_r1.rewards import resolve_reward
 from search_r1.rollout.manager import LLMGenerationManager
+from search_r1.trainer.life_cycle import LifeCycle
 from search_r1.trainer.run_folder import RunFolder
 from search_r1.trainer.step import Roles
 from search_r1.trainer.trainer import Trainer, optimizer_steps
@@ -164,6 +165,8 @@ def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stac
 
 def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
     """Everything in this process, no Ray."""
+    from search_r1.backends.policy import score_roles
+
     local = build_worker_roles(config, *steps)
     engine = local.get("engine") or build_vllm_engine(config)
     stack.callback(engine.close)
@@ -173,11 +176,17 @@ def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], st
         engine.load_weights(policy.weights())
         return {}
 
-    return _roles(config, tokenizer, engine, policy, sync_weights, local.get("reference"), local.get("critic"))
+    def offload() -> None:
+        for name in local.keys() - {"engine"}:
+            local[name].offload()
+
+    trainer = Trained(policy, partial(score_roles, local), offload, local.get("reference"), local.get("critic"))
+    return _roles(config, tokenizer, engine, trainer, sync_weights)
 
 
 def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
     """Workers on Ray, here or on a cluster."""
+    from search_r1.backends.model import sequence_cost
     from search_r1.cluster import placement, remote
     from search_r1.cluster.worker_group import WorkerGroup, start_engines
 
@@ -194,11 +203,12 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
         engine, sync = remote.ActorEngines(actors), remote.StreamingSync(group, actors)
         stack.callback(engine.close)
     size = config.rollout.group_size
-    policy = remote.RemotePolicy(group, config.policy.mini_batch_size * size)
-    reference = remote.RemoteReference(group) if needs_reference(config) else None
+    scorer = remote.RemoteScorer(group, sequence_cost(config.model.path, config.model.trust_remote_code))
+    policy = remote.RemotePolicy(scorer, config.policy.mini_batch_size * size)
+    reference = remote.RemoteReference(scorer) if needs_reference(config) else None
     is_ppo = config.algorithm.advantage == "gae"
-    critic = remote.RemoteCritic(group, config.critic.mini_batch_size * size) if is_ppo else None
-    return _roles(config, tokenizer, engine, policy, sync, reference, critic)
+    critic = remote.RemoteCritic(scorer, config.critic.mini_batch_size * size) if is_ppo else None
+    return _roles(config, tokenizer, engine, Trained(policy, scorer, group.offload, reference, critic), sync)
 
 
 def absolute_paths(config: Config) -> Config:
@@ -219,17 +229,34 @@ def absolute_paths(config: Config) -> Config:
     )
 
 
-def _roles(
-    config: Config, tokenizer: Any, engine: RolloutEngine, policy: Any, sync: Any, reference: Any, critic: Any
-) -> Roles:
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The trainer's side, in this process or on workers."""
+
+    policy: Policy
+    score: Scorer
+    offload: Callable[[], None]
+    reference: Reference | None
+    critic: Critic | None
+
+
+def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: WeightSync) -> Roles:
     rollouts = build_rollouts(config, engine, tokenizer)
+    turns: dict[str, Any] = {}
+    if config.engine.sleep_while_training and config.engine.name == "vllm":
+        turns |= {"sleep": engine.sleep, "wake_up": engine.wake_up}
+    if config.policy.offload_while_generating:
+        turns["offload"] = trained.offload
+    life_cycle = LifeCycle(**turns)
     return Roles(
-        policy=policy,
+        policy=trained.policy,
+        score=trained.score,
         manager=rollouts.manager,
         reward=resolve_reward(config.reward),
-        sync_weights=sync,
+        sync_weights=life_cycle.awake(sync),
         encode_prompt=rollouts.encode_prompt,
         pad_token_id=tokenizer.pad_token_id or 0,
-        reference=reference,
-        critic=critic,
+        reference=trained.reference,
+        critic=trained.critic,
+        life_cycle=life_cycle,
     )

@@ -16,10 +16,11 @@ from search_r1.algorithms.masking import masked_mean, masked_whiten
 from search_r1.config import Config
 from search_r1.data.collate import collate
 from search_r1.errors import TrainingError
-from search_r1.protocols import Critic, Metrics, Policy, Reference, Reward, WeightSync
+from search_r1.protocols import Critic, Metrics, Policy, Reference, Reward, Scorer, WeightSync
 from search_r1.rewards import score
 from search_r1.rollout.manager import LLMGenerationManager
 from search_r1.rollout.metrics import rollout_metrics
+from search_r1.trainer.life_cycle import LifeCycle
 from search_r1.types import Prompt, Question, RolloutBatch, SamplingConfig, Status, TrainBatch, Trajectory
 
 
@@ -28,6 +29,7 @@ class Roles:
     """Who takes part in a step. No critic means GRPO, no reference means no KL term."""
 
     policy: Policy
+    score: Scorer
     manager: LLMGenerationManager
     reward: Reward
     sync_weights: WeightSync
@@ -35,6 +37,7 @@ class Roles:
     pad_token_id: int
     reference: Reference | None = None
     critic: Critic | None = None
+    life_cycle: LifeCycle = field(default_factory=LifeCycle)
 
 
 @dataclass(slots=True)
@@ -83,7 +86,7 @@ def train_step(
     rollout = config.rollout
     sampling = SamplingConfig(rollout.max_response_length, rollout.temperature, rollout.top_p, seed=config.seed + step)
     prompts = make_prompts(roles, questions, rollout.group_size)
-    with watch.phase("rollout"):
+    with watch.phase("rollout"), roles.life_cycle.generating():
         trajectories = roles.manager.run_llm_loop(prompts, sampling, policy_version=step - 1, on_turn=on_turn)
     with watch.phase("reward"):
         parts = [{} if t.status is Status.VOID else score(roles.reward, t) for t in trajectories]
@@ -114,9 +117,14 @@ def prepare(
     """Add what the update needs to a scored rollout: log-probs, values, advantages, returns."""
     metrics: Metrics = {}
     with watch.phase("log_probs"):
-        old = roles.policy.log_probs(rollout) if needs_old_log_probs(config, rollout.rewards.shape[0]) else None
-        reference = roles.reference.log_probs(rollout) if roles.reference else None
-        values = roles.critic.values(rollout) if roles.critic else None
+        needed = {
+            "policy": needs_old_log_probs(config, rollout.rewards.shape[0]),
+            "reference": roles.reference is not None,
+            "critic": roles.critic is not None,
+        }
+        names = [name for name, is_needed in needed.items() if is_needed]
+        scores = roles.score(rollout, names) if names else {}
+        old, reference, values = (scores.get(name) for name in needed)
     mask = rollout.loss_mask
     token_rewards = estimators.last_token_rewards(rollout.rewards, mask)
     if config.algorithm.kl_placement == "reward" and reference is not None and old is not None:

@@ -109,15 +109,16 @@ class Trainer:
         return validation
 
     def _validate(self, step: int) -> ValidationResult:
-        result = validate(
-            self.roles.manager,
-            self.val_questions,
-            self.roles.encode_prompt,
-            self.config,
-            self.roles.reward,
-            step,
-            on_progress=lambda done, total: self.console.phase("validating", done, total),
-        )
+        with self.roles.life_cycle.generating():
+            result = validate(
+                self.roles.manager,
+                self.val_questions,
+                self.roles.encode_prompt,
+                self.config,
+                self.roles.reward,
+                step,
+                on_progress=lambda done, total: self.console.phase("validating", done, total),
+            )
         if self.config.tracking.log_trajectories:
             self.folder.write_trajectories(f"val_{step:06d}", result.records)
         if step == 0:
