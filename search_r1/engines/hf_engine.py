@@ -12,13 +12,13 @@ from torch import nn
 from search_r1.engines.incremental import IncrementalModel
 from search_r1.engines.sampling import sample, uniform_draws
 from search_r1.engines.stop import StopMatcher, decode, end_of_text_ids, new_token_limits
+from search_r1.engines.weights import WeightNames
 from search_r1.errors import EngineError
 from search_r1.protocols import Weights
 from search_r1.types import Completion, FinishReason, SamplingConfig
 
 _COMPACT_SHARE = 0.9
 """Finished rows leave the batch once fewer than this share of it is still sampling."""
-_NAMES_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -106,24 +106,10 @@ class HFEngine:
             EngineError: names missing, unknown or of another shape; the weights that fitted are loaded.
         """
         self.invalidate()
-        targets = dict(self._model.named_parameters(remove_duplicate=False))
-        missing = {id(parameter): name for name, parameter in targets.items()}
-        wrong = []
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for name, tensor in weights:
-                target = targets.get(name)
-                if target is None:
-                    wrong.append(f"{name} is unknown")
-                    continue
-                missing.pop(id(target), None)
-                if target.shape == tensor.shape:
-                    target.copy_(tensor)
-                else:
-                    wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(target.shape)}")
-        wrong += [f"{name} is missing" for name in missing.values()]
-        if wrong:
-            more = f" and {len(wrong) - _NAMES_SHOWN} more" if len(wrong) > _NAMES_SHOWN else ""
-            raise EngineError(f"these weights are not this model's: {', '.join(wrong[:_NAMES_SHOWN])}{more}")
+            for name, tensor in WeightNames(self._model).fitting(weights):
+                parameters[name].copy_(tensor)
 
     @property
     def num_computed_tokens(self) -> int:

@@ -105,7 +105,8 @@ class IncrementalModel:
         """The present cache where it is large enough and within the limit, else a new one."""
         cache, limit = self._cache, self._max_cached_tokens
         if cache is not None and cache.num_rows >= num_rows:
-            if limit is None or cache.num_rows * max(room, cache.length) <= limit:
+            within = limit is None or cache.num_rows * max(room, cache.length) <= limit
+            if within:
                 cache.reserve(longest)
                 return cache
         self._cache = RowCache(self._model.config.num_hidden_layers, num_rows, longest)

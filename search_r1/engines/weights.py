@@ -1,0 +1,109 @@
+"""Weights on their way into an engine: do they fit, and how do they travel between processes?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from search_r1.errors import EngineError
+from search_r1.protocols import Weights
+
+_NAMES_SHOWN = 5
+_ALIGNMENT = 64
+_BUCKET_BYTES = 64 * 2**20
+
+
+class WeightNames:
+    """The Hugging Face names and shapes of a model's weights. Tied weights may come under either name, or both."""
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        first: dict[int, str] = {}
+        for name, parameter in parameters.items():
+            first.setdefault(id(parameter), name)
+        self._canonical = {name: first[id(parameter)] for name, parameter in parameters.items()}
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+
+    def fitting(self, weights: Weights) -> Iterator[tuple[str, Tensor]]:
+        """Pass on each weight once, a tied one under its first name.
+
+        Raises:
+            EngineError: at the end of the stream, naming weights that were missing, unknown or of another shape.
+        """
+        missing = dict.fromkeys(self._canonical.values())
+        wrong = []
+        for name, tensor in weights:
+            canonical = self._canonical.get(name)
+            if canonical is None:
+                wrong.append(f"{name} is unknown")
+            elif tuple(tensor.shape) != self._shapes[name]:
+                missing.pop(canonical, None)
+                wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {self._shapes[name]}")
+            elif canonical in missing:
+                del missing[canonical]
+                yield canonical, tensor
+        wrong += [f"{name} is missing" for name in missing]
+        if wrong:
+            more = f" and {len(wrong) - _NAMES_SHOWN} more" if len(wrong) > _NAMES_SHOWN else ""
+            raise EngineError(f"these weights are not this model's: {', '.join(wrong[:_NAMES_SHOWN])}{more}")
+
+
+class SharedMemoryBuckets:
+    """Packs a stream of weights into one reused block of shared memory, a bucket at a time."""
+
+    def __init__(self, dtype: torch.dtype, bucket_bytes: int = _BUCKET_BYTES) -> None:
+        """Weights are cast to `dtype`; a weight larger than `bucket_bytes` makes the block as large as itself."""
+        self._dtype = dtype
+        self._bucket_bytes = bucket_bytes
+        self._memory: SharedMemory | None = None
+
+    def pack(self, weights: Weights) -> Iterator[dict[str, Any]]:
+        """Yield one description a bucket: `block`, `dtype`, and per weight `names`, `shapes`, `offsets` (in bytes).
+
+        The receiver must have copied a bucket's contents before the next one is asked for.
+        """
+        entries: list[tuple[str, list[int], int]] = []
+        used = 0
+        for name, tensor in weights:
+            size = tensor.numel() * self._dtype.itemsize
+            if entries and used + size > self._capacity:
+                yield self._description(entries)
+                entries, used = [], 0
+            self._write(tensor, used, size)
+            entries.append((name, list(tensor.shape), used))
+            used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        if entries:
+            yield self._description(entries)
+
+    def close(self) -> None:
+        """Give the block back to the system."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory.unlink()
+            self._memory = None
+
+    @property
+    def _capacity(self) -> int:
+        return 0 if self._memory is None else self._memory.size
+
+    def _write(self, tensor: Tensor, offset: int, size: int) -> None:
+        if self._memory is None or size > self._capacity:
+            self.close()
+            self._memory = SharedMemory(create=True, size=max(size, self._bucket_bytes))
+        target = torch.frombuffer(self._memory.buf, dtype=self._dtype, count=tensor.numel(), offset=offset)
+        target.copy_(tensor.detach().reshape(-1))
+
+    def _description(self, entries: list[tuple[str, list[int], int]]) -> dict[str, Any]:
+        assert self._memory is not None
+        names, shapes, offsets = (list(column) for column in zip(*entries, strict=True))
+        return {
+            "block": self._memory.name,
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "names": names,
+            "shapes": shapes,
+            "offsets": offsets,
+        }
