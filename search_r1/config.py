@@ -79,6 +79,13 @@ class RolloutConfig:
     """A turn that ends with the end-of-text token and no action ends the trajectory."""
     max_void_share: float = 0.1
     """Largest share of trajectories lost to infrastructure failures before a step stops with an error."""
+    max_concurrent_searches: int = 256
+    """Trajectories that wait for the environment at once, in the asynchronous schedule."""
+    max_staleness: int = 0
+    """Updates that may lie between the weights a batch was begun under and those that train on it.
+
+    0 is strictly on-policy; with 1 or more the next batches are generated while the policy is updated.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class EngineConfig:
     max_batch_tokens: int | None = None
     """HF: cached tokens at a time (rows times length); vLLM: its max_num_batched_tokens. None: no further limit."""
     gpu_memory_utilization: float = 0.5
+    timeout_s: float = 600.0
+    """Of one completion in the asynchronous schedule; a trajectory that waits longer is VOID."""
     cpu_cache_gib: float = 2.0
     """vLLM on a CPU: GiB of key/value cache."""
     enforce_eager: bool = False
@@ -124,6 +133,8 @@ class EnvironmentConfig:
     max_retries: int = 4
     """After the first attempt, over all URLs, with exponential backoff and jitter."""
     max_queries_per_request: int = 256
+    gather_ms: float = 5.0
+    """Milliseconds in which the queries of concurrent trajectories are gathered into one request."""
     max_query_chars: int = 2000
     """A longer query is cut before it is sent."""
 
@@ -154,11 +165,20 @@ class AlgorithmConfig:
     """`adaptive` moves the coefficient towards `kl_target` (KL in the reward only)."""
     kl_target: float = 6.0
     kl_horizon: int = 10_000
+    importance_cap: float | None = None
+    """Truncates the weight exp(old - rollout log-prob) that corrects a token sampled by other weights or kernels.
+
+    None: no correction on-policy, 2.0 with `rollout.max_staleness` above 0.
+    """
+    importance_mask_above: float | None = None
+    """Tokens whose weight lies above it, or below its inverse, are left out of the loss; None keeps all."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimConfig:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalizes the steps of hidden matrices: quick on models trained from random weights."""
     lr: float = 1e-6
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)

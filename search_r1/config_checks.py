@@ -18,6 +18,8 @@ _POSITIVE = (
     "engine.num_engines",
     "engine.tensor_parallel_size",
     "engine.max_batch_size",
+    "engine.timeout_s",
+    "rollout.max_concurrent_searches",
     "environment.top_k",
     "environment.timeout_s",
     "environment.max_queries_per_request",
@@ -40,6 +42,8 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "rollout.max_turns",
+    "rollout.max_staleness",
+    "environment.gather_ms",
     "rollout.temperature",
     "validation.temperature",
     "validation.every_steps",
@@ -108,13 +112,47 @@ def check(config: Config) -> list[str]:
             f"cluster.num_workers={config.cluster.num_workers} needs cluster.launcher=ray: local runs in one process"
         )
     _check_sharding(config)
+    _check_staleness(config)
     return _warnings(config)
+
+
+def _check_staleness(config: Config) -> None:
+    algorithm, staleness = config.algorithm, config.rollout.max_staleness
+    if algorithm.importance_cap is not None and algorithm.importance_cap <= 0:
+        raise ConfigError(
+            f"algorithm.importance_cap={algorithm.importance_cap} must be above 0, usually 2, or null for the default"
+        )
+    mask_above = algorithm.importance_mask_above
+    if mask_above is not None and mask_above <= 1:
+        raise ConfigError(
+            f"algorithm.importance_mask_above={mask_above} would leave out tokens that agree: set it above 1, or null"
+        )
+    clashes = (
+        (config.engine.name == "hf", "engine.name=hf generates in the training workers: set engine.name=vllm"),
+        (config.rollout.schedule == "lockstep", "rollout.schedule=lockstep holds the driver: set it to async"),
+        (
+            config.engine.sleep_while_training,
+            "engine.sleep_while_training puts the engine to sleep then: set it to false",
+        ),
+        (
+            config.policy.offload_while_generating,
+            "policy.offload_while_generating moves the policy away: set it to false",
+        ),
+    )
+    for is_set, reason in clashes:
+        if staleness and is_set:
+            raise ConfigError(
+                f"rollout.max_staleness={staleness} generates the next batch while the policy is updated, and "
+                f"{reason}, or rollout.max_staleness=0"
+            )
 
 
 def _check_sharding(config: Config) -> None:
     sharding, cluster = config.sharding, config.cluster
     if sharding.name == "fsdp2" and cluster.launcher == "local":
         raise ConfigError("sharding.name=fsdp2 needs cluster.launcher=ray: it lives on a process group")
+    if sharding.name == "fsdp2" and "muon" in (config.policy.optim.name, config.critic.optim.name):
+        raise ConfigError("optim.name=muon needs whole matrices, which sharding.name=fsdp2 splits: set optim.name=adamw")
     if sharding.name == "fsdp2" and cluster.num_workers % sharding.replicas:
         raise ConfigError(
             f"sharding.replicas={sharding.replicas} does not divide cluster.num_workers={cluster.num_workers}: "
@@ -178,6 +216,8 @@ def _warnings(config: Config) -> list[str]:
         found.append("engine.num_engines has no effect with engine.name=hf: every training worker has its engine")
     if config.engine.name == "hf" and config.rollout.schedule == "async":
         found.append("rollout.schedule=async gains nothing with engine.name=hf, which decodes in lockstep")
+    if algorithm.importance_mask_above and algorithm.importance_cap is None and config.rollout.max_staleness == 0:
+        found.append("algorithm.importance_mask_above has no effect on-policy without algorithm.importance_cap")
     for key, is_set in (
         ("sharding.replicas", config.sharding.replicas > 1),
         ("sharding.cpu_offload", config.sharding.cpu_offload),

@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from search_r1.protocols import RolloutEngine
 from search_r1.rollout.blocking import as_async_engine
-from search_r1.types import Completion, SamplingConfig
-from search_r1.types import RolloutBatch
+from search_r1.types import Completion, RolloutBatch, SamplingConfig
 
 _BUCKET_BYTES = 64 << 20
 Factory = Callable[[], dict[str, Any]]
@@ -139,6 +138,10 @@ class EngineWorker:
             self._failure = error
             for _ in arriving:
                 continue
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Any other method of the engine, which blocks."""
+        return await asyncio.to_thread(getattr(self.engine, method), *args)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)

@@ -19,6 +19,8 @@ from search_r1.errors import SearchR1Error, TrainingError
 from search_r1.types import RolloutBatch
 
 logger = logging.getLogger(__name__)
+_CONTROL_CALLS = 8
+"""Room for weights and health beside the completions of an engine."""
 
 
 def fetch(references: Any) -> Any:
@@ -74,6 +76,13 @@ class WorkerGroup:
         assert len(arguments) == len(self.workers), f"{len(arguments)} arguments for {len(self.workers)} workers"
         return self._call(lambda rank, worker: worker.call.remote(role, method, arguments[rank]))
 
+    def score(self, batches: Sequence[RolloutBatch], roles: Sequence[str]) -> list[dict[str, Tensor]]:
+        """One batch a worker, what its roles say of it, by rank."""
+        return self._call(lambda rank, worker: worker.score.remote(batches[rank], roles))
+
+    def offload(self) -> None:
+        self._call(lambda rank, worker: worker.offload.remote())
+
     def sync_local_engines(self) -> None:
         self._call(lambda rank, worker: worker.sync_local_engine.remote())
 
@@ -93,13 +102,13 @@ class WorkerGroup:
         ray.util.remove_placement_group(self.placement)
 
 
-def start_engines(config: ClusterConfig, count: int, max_calls: int, gpus: float, factory: Any) -> list[Any]:
-    """Engine actors, each in a process of its own that takes up to `max_calls` calls at once."""
+def start_engines(config: ClusterConfig, max_calls: int, gpus: float, factory: Any, count: int) -> list[Any]:
+    """`count` engine actors, each in a process of its own that takes `max_calls` completions at once."""
     engines = [
         EngineWorker.options(  # type: ignore[attr-defined]
             num_cpus=1 if gpus else 0,
             num_gpus=gpus,
-            max_concurrency=max_calls,
+            max_concurrency=max_calls + _CONTROL_CALLS,
             runtime_env={"env_vars": worker_environment(config.cpus_per_worker)},
         ).remote(factory)
         for _ in range(count)

@@ -31,7 +31,8 @@ TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Worth another try; any other status than 200 is final."""
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
-_MAX_RETRY_AFTER_S = 60.0
+MAX_PAUSE_S = 60.0
+"""The longest wait between two attempts that a server may ask for."""
 _COOL_DOWN_S = 10.0
 _CHECK_TIMEOUT_S = 10.0
 _MAX_CAUSE_CHARS = 300
@@ -353,7 +354,7 @@ def _pause_s(state: RetryCallState, num_urls: int) -> float:
         return 0.0
     longest = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0 ** (state.attempt_number - num_urls))
     asked = error.retry_after_s if isinstance(error, _TransientError) else 0.0
-    return max(random.uniform(0, longest), min(asked, _MAX_RETRY_AFTER_S))
+    return max(random.uniform(0, longest), min(asked, MAX_PAUSE_S))
 
 
 def _retry_after_s(header: str | None) -> float:

@@ -13,11 +13,13 @@ from typing import Any
 from search_r1.config import Config
 from search_r1.data.questions import load_questions, spread
 from search_r1.data.templates import PromptEncoder, encode_plain
-from search_r1.environments.retriever_client import RetrieverClient
+from search_r1.environments.async_retriever import GatheringRetrieverClient
+from search_r1.environments.retriever_client import MAX_PAUSE_S
 from search_r1.environments.search import SearchEnvironment
 from search_r1.errors import ConfigError
 from search_r1.protocols import Critic, Environment, Policy, Reference, RolloutEngine, Scorer, WeightSync
 from search_r1.rewards import resolve_reward
+from search_r1.rollout.async_schedule import AsyncLimits
 from search_r1.rollout.manager import LLMGenerationManager
 from search_r1.trainer.life_cycle import LifeCycle
 from search_r1.trainer.run_folder import RunFolder
@@ -86,9 +88,19 @@ def build_vllm_engine(config: Config) -> RolloutEngine:
 
 
 def build_rollouts(config: Config, engine: RolloutEngine, tokenizer: Any) -> Rollouts:
-    manager = LLMGenerationManager(engine, build_environment(config, tokenizer), config.rollout)
+    manager = LLMGenerationManager(engine, build_environment(config, tokenizer), config.rollout, async_limits(config))
     render = PromptEncoder(tokenizer)
     return Rollouts(manager, lambda question: render(question.prompt_messages))
+
+
+def async_limits(config: Config) -> AsyncLimits:
+    environment = config.environment
+    return AsyncLimits(
+        max_generations=config.engine.max_batch_size * config.engine.num_engines,
+        max_searches=config.rollout.max_concurrent_searches,
+        generation_timeout_s=config.engine.timeout_s,
+        search_timeout_s=(environment.timeout_s + MAX_PAUSE_S) * (environment.max_retries + 1),
+    )
 
 
 def build_environment(config: Config, tokenizer: Any) -> Environment:
@@ -101,10 +113,11 @@ def build_environment(config: Config, tokenizer: Any) -> Environment:
     )
 
 
-def build_retriever(config: Config) -> RetrieverClient:
+def build_retriever(config: Config) -> GatheringRetrieverClient:
     environment = config.environment
-    return RetrieverClient(
+    return GatheringRetrieverClient(
         environment.retriever_urls,
+        gather_s=environment.gather_ms / 1000,
         timeout_s=environment.timeout_s,
         max_retries=environment.max_retries,
         max_queries_per_request=environment.max_queries_per_request,
@@ -188,6 +201,7 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
     """Workers on Ray, here or on a cluster."""
     from search_r1.backends.model import sequence_cost
     from search_r1.cluster import placement, remote
+    from search_r1.cluster.engine_pool import EnginePool
     from search_r1.cluster.worker_group import WorkerGroup, start_engines
 
     config = absolute_paths(config)
@@ -199,8 +213,11 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
         sync: Any = remote.LocalEngineSync(group)
     else:
         gpus = float(config.engine.tensor_parallel_size) if config.cluster.gpus_per_worker else 0.0
-        actors = start_engines(config.cluster, config.engine.num_engines, gpus, partial(build_vllm_engine, config))
-        engine, sync = remote.ActorEngines(actors), remote.StreamingSync(group, actors)
+        start = partial(
+            start_engines, config.cluster, config.engine.max_batch_size, gpus, partial(build_vllm_engine, config)
+        )
+        engine = EnginePool(start, config.engine.num_engines)
+        sync = remote.StreamingSync(group, engine)
         stack.callback(engine.close)
     size = config.rollout.group_size
     scorer = remote.RemoteScorer(group, sequence_cost(config.model.path, config.model.trust_remote_code))
