@@ -45,6 +45,7 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
         ("The  Beatles!", "beatles"),
         ("a U.S. state", "us state"),
         ("Pele\u0301", "pelé"),
+        ("Pele-\u0301", "pelé"),
         ("“O’Brien”", '"O\'Brien"'),
         ("O´Brien", "O'Brien"),
         ("Hawaiʻi", "Hawai'i"),

@@ -139,5 +139,11 @@ def test_legacy_em_reads_observations_as_upstream_did() -> None:
     assert value("legacy_em", trajectory) == 1.0
 
 
+def test_legacy_em_normalises_ascii_only_as_upstream_did() -> None:
+    turns = [Turn(make_completion("<answer>Paris。</answer>"), Action("answer", "Paris。"))]
+    trajectory = make_trajectory(turns, prompt=make_prompt(EXAMPLE_PROMPT))
+    assert (value("legacy_em", trajectory), value("em", trajectory)) == (0.0, 1.0)
+
+
 def test_validation_metrics_do_not_depend_on_the_training_reward() -> None:
     assert metrics_of(sloppy("Paris France")) == {"em": 0.0, "f1": pytest.approx(2 / 3), "sub_em": 1.0}
