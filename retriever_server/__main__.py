@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import resource
-import signal
 import socket
 import sys
 from pathlib import Path
-
-import uvicorn
 
 from retriever_server.app import ServerSettings, create_app
 from retriever_server.errors import StartError
 from retriever_server.retriever import Retriever
 from retriever_server.schemas import Limits
+from retriever_server.serving import bind, make_server, run
 
 logger = logging.getLogger("retriever_server")
 
@@ -38,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     try:
-        with _bind(options.host, options.port) as listener:
+        with bind(options.host, options.port) as listener:
             if options.port_file is not None:
                 options.port_file.unlink(missing_ok=True)
             return _serve(_load(options), listener, options)
@@ -110,32 +107,11 @@ def _serve(retriever: Retriever, listener: socket.socket, options: argparse.Name
         cache_bytes=int(options.cache_mb * (1 << 20)),
         token=os.environ.get("RETRIEVER_TOKEN") or None,
     )
-    server = uvicorn.Server(uvicorn_config(create_app(retriever, settings, on_ready=on_ready)))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-    _allow_many_connections()
-    server.run(sockets=[listener])
+    server = make_server(create_app(retriever, settings, on_ready=on_ready))
+    run(server, listener)
     if failure:
         raise StartError(failure[0])
     return 0
-
-
-def uvicorn_config(app: object) -> uvicorn.Config:
-    """How the app is served: one process, no access log, requests under way finish on SIGTERM."""
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        backlog=4096,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=30,
-    )
 
 
 def _announce(listener: socket.socket, options: argparse.Namespace) -> None:
@@ -145,24 +121,6 @@ def _announce(listener: socket.socket, options: argparse.Namespace) -> None:
         partial.write_text(f"{port}\n")
         partial.rename(options.port_file)
     logger.info("ready: %s at http://%s:%d/retrieve", options.retriever, f"[{host}]" if ":" in host else host, port)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise StartError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port; 0 takes a free one"
-        ) from None
-    return listener
-
-
-def _allow_many_connections() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _port(text: str) -> int:

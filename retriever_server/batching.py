@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from retriever_server.cache import ResultCache
 from retriever_server.errors import RequestError
@@ -42,10 +41,8 @@ class Ticket:
         self.remaining = num_queries
         self.future: asyncio.Future[list[list[ScoredPassage]]] = asyncio.get_running_loop().create_future()
 
-    def fill(self, position: int, passages: list[ScoredPassage]) -> None:
-        self.results[position] = passages
-        self.remaining -= 1
-        if self.remaining == 0 and not self.future.done():
+    def finish(self) -> None:
+        if not self.future.done():
             self.future.set_result(self.results)
 
     def fail(self, error: RequestError) -> None:
@@ -54,18 +51,15 @@ class Ticket:
             self.future.exception()  # marks it as seen: the handler may have left already
 
 
-@dataclass(slots=True, eq=False)
 class _Flight:
     """One search under way, shared by everyone who asked the same."""
 
-    key: Key
-    queued_at: float
-    waiters: list[tuple[Ticket, int]] = field(default_factory=list)
-    taken: bool = False
+    __slots__ = ("key", "taken", "waiters")
 
-    @property
-    def wanted(self) -> bool:
-        return any(not ticket.future.done() for ticket, _ in self.waiters)
+    def __init__(self, key: Key, ticket: Ticket, position: int) -> None:
+        self.key = key
+        self.taken = False
+        self.waiters = [(ticket, position)]
 
 
 class Batcher:
@@ -87,7 +81,8 @@ class Batcher:
         self._max_batch = max_batch
         self._max_queued = max_queued
         self._flights: dict[Key, _Flight] = {}
-        self._turns: deque[deque[_Flight]] = deque()
+        self._turns: deque[tuple[float, deque[_Flight]]] = deque()
+        """The searches each waiting request is to start, with the time it came."""
         self._num_queued = 0
         self._queries_per_s = 100.0
         self._running_since: float | None = None
@@ -118,28 +113,29 @@ class Batcher:
             RequestError: 503 when the queue is full, nothing of the request having been queued.
         """
         ticket = Ticket(len(queries))
-        keys = [(self._fingerprint, query, top_k) for query in queries]
-        found = [[] if not query.strip() else self._cache.get(key) for query, key in zip(queries, keys, strict=True)]
-        missing = {key for key, passages in zip(keys, found, strict=True) if passages is None}
-        self._admit(sum(key not in self._flights for key in missing))
-        self._metrics.queries.inc(len(queries))
-        turn: deque[_Flight] = deque()
-        for position, (key, passages) in enumerate(zip(keys, found, strict=True)):
+        missing: list[tuple[int, Key]] = []
+        for position, query in enumerate(queries):
+            key = (self._fingerprint, query, top_k)
+            passages = self._cache.get(key) if query and not query.isspace() else []
             if passages is None:
-                self._join(key, ticket, position, turn)
+                missing.append((position, key))
             else:
-                ticket.fill(position, passages)
-        self._metrics.cache_hits.inc(len(queries) - ticket.remaining)
-        if not queries:
-            ticket.future.set_result([])
-        if turn:
-            self._turns.append(turn)
-            self._metrics.queue_depth.set(self._num_queued)
-            self._wake.set()
+                ticket.results[position] = passages
+        self._admit(missing)
+        ticket.remaining = len(missing)
+        self._metrics.queries.inc(len(queries))
+        self._metrics.cache_hits.inc(len(queries) - len(missing))
+        if missing:
+            self._enqueue(ticket, missing)
+        else:
+            ticket.finish()
         return ticket
 
-    def _admit(self, num_new: int) -> None:
-        if self._num_queued and self._num_queued + num_new > self._max_queued:
+    def _admit(self, missing: Sequence[tuple[int, Key]]) -> None:
+        if self._num_queued == 0 or self._num_queued + len(missing) <= self._max_queued:
+            return
+        num_new = len({key for _, key in missing if key not in self._flights})
+        if num_new and self._num_queued + num_new > self._max_queued:
             wait_s = max(1, math.ceil(self._num_queued / self._queries_per_s))
             raise RequestError(
                 503,
@@ -148,38 +144,51 @@ class Batcher:
                 retry_after_s=min(wait_s, 30),
             )
 
-    def _join(self, key: Key, ticket: Ticket, position: int, turn: deque[_Flight]) -> None:
-        """Wait for the search of `key`, starting one if there is none. A search still queued behind a long request
-        is queued with this one too, so that it runs at whichever turn comes first."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(key, time.monotonic())
-            self._num_queued += 1
-            self._metrics.cache_misses.inc()
-            turn.append(flight)
-        else:
-            self._metrics.cache_shared.inc()
+    def _enqueue(self, ticket: Ticket, missing: Sequence[tuple[int, Key]]) -> None:
+        """Wait for the search of each key, starting one where there is none. A search still queued behind a long
+        request is queued with this one too, so that it runs at whichever turn comes first."""
+        turn: deque[_Flight] = deque()
+        num_new = 0
+        for position, key in missing:
+            flight = self._flights.get(key)
+            if flight is None:
+                flight = self._flights[key] = _Flight(key, ticket, position)
+                turn.append(flight)
+                num_new += 1
+                continue
             if not flight.taken and flight.waiters[-1][0] is not ticket:
                 turn.append(flight)
-        flight.waiters.append((ticket, position))
+            flight.waiters.append((ticket, position))
+        self._num_queued += num_new
+        self._metrics.cache_misses.inc(num_new)
+        self._metrics.cache_shared.inc(len(missing) - num_new)
+        self._metrics.queue_depth.set(self._num_queued)
+        if turn:
+            self._turns.append((time.monotonic(), turn))
+            self._wake.set()
 
     def _take(self) -> list[_Flight]:
         batch: list[_Flight] = []
+        now = time.monotonic()
         while self._turns and len(batch) < self._max_batch:
-            turn = self._turns.popleft()
+            queued_at, turn = self._turns.popleft()
             for _ in range(min(len(turn), _TURN, self._max_batch - len(batch))):
                 flight = turn.popleft()
                 if flight.taken:
                     continue
                 flight.taken = True
                 self._num_queued -= 1
-                if flight.wanted:
-                    batch.append(flight)
+                for ticket, _ in flight.waiters:
+                    if not ticket.future.done():
+                        batch.append(flight)
+                        break
                 else:
                     del self._flights[flight.key]
                     self._metrics.dropped.inc()
             if turn:
-                self._turns.append(turn)
+                self._turns.append((queued_at, turn))
+            else:
+                self._metrics.queue_seconds.observe(now - queued_at)
         self._metrics.queue_depth.set(self._num_queued)
         return batch
 
@@ -197,8 +206,6 @@ class Batcher:
 
     async def _search(self, flights: list[_Flight], top_k: int) -> None:
         started = self._running_since = time.monotonic()
-        for flight in flights:
-            self._metrics.queue_seconds.observe(started - flight.queued_at)
         queries = [flight.key[1] for flight in flights]
         loop = asyncio.get_running_loop()
         outcomes = await loop.run_in_executor(self._worker, search_isolating, self._retriever, queries, top_k)
@@ -208,21 +215,22 @@ class Batcher:
         self._metrics.search_seconds.observe(seconds)
         self._metrics.batch_size.observe(len(queries))
         for flight, outcome in zip(flights, outcomes, strict=True):
-            self._land(flight, outcome)
+            del self._flights[flight.key]
+            if isinstance(outcome, Exception):
+                self._fail(flight, outcome)
+                continue
+            self._cache.put(flight.key, outcome)
+            for ticket, position in flight.waiters:
+                ticket.results[position] = outcome
+                ticket.remaining -= 1
+                if not ticket.remaining:
+                    ticket.finish()
 
-    def _land(self, flight: _Flight, outcome: list[ScoredPassage] | Exception) -> None:
-        del self._flights[flight.key]
-        if isinstance(outcome, Exception):
-            self._metrics.failed.inc()
-            error = RequestError(
-                500, f"the retriever failed on a query: {type(outcome).__name__}: {outcome}", reason="failed"
-            )
-            for ticket, _ in flight.waiters:
-                ticket.fail(error)
-            return
-        self._cache.put(flight.key, outcome)
-        for ticket, position in flight.waiters:
-            ticket.fill(position, outcome)
+    def _fail(self, flight: _Flight, cause: Exception) -> None:
+        self._metrics.failed.inc()
+        error = RequestError(500, f"the retriever failed on a query: {type(cause).__name__}: {cause}", reason="failed")
+        for ticket, _ in flight.waiters:
+            ticket.fail(error)
 
 
 def search_isolating(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage] | Exception]:

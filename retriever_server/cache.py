@@ -30,7 +30,11 @@ class ResultCache:
         return entry[0]
 
     def put(self, key: Hashable, passages: list[ScoredPassage]) -> None:
-        size = _ENTRY_BYTES + sum(_PASSAGE_BYTES + len(passage.document) for passage in passages)
+        if not self._max_bytes:
+            return
+        size = _ENTRY_BYTES
+        for passage in passages:
+            size += _PASSAGE_BYTES + len(passage.document)
         if size > self._max_bytes:
             return
         replaced = self._entries.pop(key, None)

@@ -27,7 +27,7 @@ class Metrics:
         self.cache_misses = cache.labels("miss")
         seconds = Histogram(
             "retriever_seconds",
-            "Seconds by stage: a query's wait in the queue, a batch's search, a whole request",
+            "Seconds by stage: a request's wait in the queue, a batch's search, a whole request",
             ["stage"],
             buckets=_SECONDS,
             registry=self.registry,

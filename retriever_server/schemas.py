@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from orjson import Fragment
 
 from retriever_server.errors import RequestError
 from retriever_server.retriever import ScoredPassage
@@ -93,8 +94,10 @@ def parse_rerank(body: bytes, limits: Limits) -> RerankRequest:
 
 def render_retrieve(results: Sequence[Sequence[ScoredPassage]], return_scores: bool) -> bytes:
     """`{"result": [[…], …]}`, items with `document` and `score`, or the bare documents."""
-    render = _scored if return_scores else _bare
-    return b'{"result":[' + b",".join([render(passages) for passages in results]) + b"]}"
+    if not return_scores:
+        return b'{"result":' + render_batch_search(results, False) + b"}"
+    lists = [[{"document": Fragment(document), "score": score} for document, score in found] for found in results]
+    return orjson.dumps({"result": lists})
 
 
 def render_search(results: Sequence[Sequence[ScoredPassage]], return_scores: bool) -> bytes:
@@ -109,10 +112,6 @@ def render_batch_search(results: Sequence[Sequence[ScoredPassage]], return_score
     if not return_scores:
         return documents
     return b"[" + documents + b",[" + b",".join([_scores(passages) for passages in results]) + b"]]"
-
-
-def _scored(passages: Sequence[ScoredPassage]) -> bytes:
-    return b"[" + b",".join([b'{"document":%b,"score":%a}' % passage for passage in passages]) + b"]"
 
 
 def _bare(passages: Sequence[ScoredPassage]) -> bytes:
@@ -142,13 +141,14 @@ def _search_request(fields: dict[str, Any], queries: list[str], limits: Limits) 
 
 
 def _strings(value: object, name: str, limits: Limits) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(query, str) for query in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         raise _invalid(f"{name} must be a list of strings")
     if len(value) > limits.max_queries:
         raise _invalid(f"{len(value):,} queries; one request may hold {limits.max_queries:,}")
-    for position, query in enumerate(value):
-        if len(query) > limits.max_query_chars:
-            raise _invalid(f"query {position} has {len(query):,} characters; the limit is {limits.max_query_chars:,}")
+    longest = max(map(len, value), default=0)
+    if longest > limits.max_query_chars:
+        position = [len(query) for query in value].index(longest)
+        raise _invalid(f"query {position} has {longest:,} characters; the limit is {limits.max_query_chars:,}")
     return value
 
 

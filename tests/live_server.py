@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
 from starlette.applications import Starlette
 
-from retriever_server.__main__ import uvicorn_config
+from retriever_server.serving import bind, make_server
 
 
 @contextmanager
 def live_server(app: Starlette) -> Iterator[str]:
     """Serve the app, yield its base URL, stop it."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn_config(app))
+    with bind("127.0.0.1", 0) as listener:
+        server = make_server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:

@@ -1,0 +1,70 @@
+"""How an app is put on the network: the socket, uvicorn's settings, and the process tuned for many small requests."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import signal
+import socket
+import sys
+
+import uvicorn
+from starlette.applications import Starlette
+
+from retriever_server.errors import StartError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket on that address, not listening yet. Port 0 takes a free one.
+
+    Raises:
+        StartError: the port is in use, or the address is not this machine's.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        cause = error.strerror or str(error)
+        raise StartError(
+            f"cannot listen on {host}:{port}: {cause}; choose another --port, 0 takes a free one"
+        ) from None
+    return listener
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """One process, no access log; requests under way finish when it is told to stop."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            backlog=4096,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=30,
+        )
+    )
+
+
+def run(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT. Takes the whole process: call it once everything is loaded."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    _tune_process()
+    server.run(sockets=[listener])
+
+
+def _tune_process() -> None:
+    gc.collect()
+    gc.freeze()  # the index and the modules stay for good
+    gc.set_threshold(100_000, 50, 100)  # an answer of 256 queries makes thousands of short-lived objects
+    sys.setswitchinterval(0.0005)  # the event loop gets the GIL back soon after it has read from a socket
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
