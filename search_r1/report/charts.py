@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from search_r1.report.run_folder import Curve
 
 WIDTH, HEIGHT, MARGIN = 300, 120, 6
-HEADLINES = ("/em", "reward", "searches", "valid_action", "length/response", "length/sampled")
-"""Parts of the names of the curves that stand first."""
+HEADLINES = (
+    "val/em",
+    "val/*/em",
+    "reward/mean",
+    "rollout/searches",
+    "rollout/valid_action_rate",
+    "length/response_mean",
+    "length/sampled_mean",
+)
+"""Patterns of the curves that stand first, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +73,13 @@ def grouped_charts(curves: Mapping[str, Curve]) -> tuple[list[Chart], dict[str, 
         drawn = chart(name, curve)
         if drawn is None:
             continue
-        if any(part in name for part in HEADLINES):
+        if _rank(name) < len(HEADLINES):
             headlines.append(drawn)
         else:
             areas.setdefault(name.partition("/")[0], []).append(drawn)
-    headlines.sort(key=lambda drawn: next(i for i, part in enumerate(HEADLINES) if part in drawn.name))
+    headlines.sort(key=lambda drawn: _rank(drawn.name))
     return headlines, areas
+
+
+def _rank(name: str) -> int:
+    return next((rank for rank, pattern in enumerate(HEADLINES) if fnmatchcase(name, pattern)), len(HEADLINES))

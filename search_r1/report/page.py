@@ -55,11 +55,19 @@ def render(run: Run) -> str:
 
 
 def _before_and_after(summary: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Rows of the table: measure, before, after. Only plain numbers."""
-    before, after = summary.get("before"), summary.get("after")
+    """Rows of the table (measure, before, after): every measure over all questions, then exact match by data source."""
+    rows = _pairs(summary)
+    by_source = summary.get("by_source")
+    for source, part in by_source.items() if isinstance(by_source, Mapping) else ():
+        rows += [(f"{source} {name}", before, after) for name, before, after in _pairs(part) if name == "em"]
+    return rows
+
+
+def _pairs(part: Any) -> list[tuple[str, Any, Any]]:
+    before, after = (part.get("before"), part.get("after")) if isinstance(part, Mapping) else (None, None)
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return []
-    names = [name for name, value in after.items() if isinstance(value, int | float)]
+    names = [name for name, value in after.items() if isinstance(value, int | float) and name != "questions"]
     return [(name, before.get(name), after[name]) for name in names]
 
 

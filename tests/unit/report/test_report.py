@@ -122,6 +122,16 @@ def test_curves_span_their_box_and_leave_out_what_is_not_finite() -> None:
     assert flat.points == f"{WIDTH / 2},{HEIGHT / 2}"
 
 
+def test_the_table_shows_exact_match_by_data_source(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], [{"step": 0, "val/em": 0.1, "val/nq/em": 0.25, "actor/loss": 1.0}])
+    scores = {"before": {"em": 0.125, "questions": 8}, "after": {"em": 0.875, "questions": 8}}
+    (run / "summary.json").write_text(json.dumps({**scores, "by_source": {"nq": scores}}))
+    page = write_report(run).read_text()
+    assert page.count("<td>0.125</td><td>0.875</td>") == 2
+    assert "<th>nq em</th>" in page
+    assert page.index("<b>val/em</b>") < page.index("<b>val/nq/em</b>") < page.index("<b>actor/loss</b>")
+
+
 def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     assert "No metrics yet." in write_report(tmp_path).read_text()
