@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from search_r1.algorithms.kl import token_kl
-from search_r1.algorithms.losses import policy_loss, token_weights
+from search_r1.algorithms.losses import entropy_loss, kl_loss, policy_loss, token_weights
 from search_r1.backends.forward import PolicyModule
 from search_r1.backends.lora import adapters_off, is_adapter, load_adapter, merged, save_adapter
 from search_r1.backends.model import (
@@ -113,19 +112,19 @@ class PolicyObjective:
             weights=weights,
             importance_weights=batch.importance_weights,
         )
-        per_token = {name: value / max(num_tokens, 1) for name, value in sums.items()}
-        per_token["policy_loss"] = loss
-        per_token["entropy"] = entropy.detach().sum() / max(num_tokens, 1)
-        gap = (old - rollout.rollout_log_probs).abs().where(mask, 0.0)
-        per_token["rollout_log_prob_gap"] = gap.sum() / max(num_tokens, 1)
+        total = loss
         if batch.ref_log_probs is not None:
-            kl = token_kl(log_probs, batch.ref_log_probs, mask, algorithm.kl_estimator)
-            per_token["kl_ref"] = kl.detach().sum() / max(num_tokens, 1)
-            if algorithm.kl_placement == "loss":
-                loss = loss + algorithm.kl_coef * (kl * weights).sum()
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * (entropy * weights).sum()
-        return loss, per_token
+            kl, kl_sums = kl_loss(
+                log_probs, batch.ref_log_probs, mask, weights=weights, estimator=algorithm.kl_estimator
+            )
+            total = total + algorithm.kl_coef * kl if algorithm.kl_placement == "loss" else total
+            sums |= kl_sums
+        bonus, entropy_sums = entropy_loss(entropy, mask, weights=weights)
+        total = total + config.entropy_coef * bonus if config.entropy_coef else total
+        sums |= entropy_sums
+        sums["rollout_log_prob_gap"] = (old - rollout.rollout_log_probs).abs().where(mask, 0.0).sum()
+        means = {name: value / max(num_tokens, 1) for name, value in sums.items()}
+        return total, means | {"policy_loss": loss}
 
 
 class LocalPolicy:

@@ -131,9 +131,10 @@ def prepare(
         divergence = token_kl(old, reference, mask, config.algorithm.kl_estimator)
         metrics["kl/reward_coef"] = kl.value
         token_rewards = token_rewards - kl.value * divergence
-        current = float(masked_mean(divergence, mask))
-        kl.update(current, rollout.rewards.shape[0])
-        metrics["kl/reward"] = current
+        per_trajectory = float(divergence.sum(dim=1).mean())
+        kl.update(per_trajectory, rollout.rewards.shape[0])
+        metrics["kl/per_trajectory"] = per_trajectory
+        metrics["kl/per_token"] = float(masked_mean(divergence, mask))
     advantages, returns = compute_advantages(config, token_rewards, rollout, values)
     metrics |= advantage_metrics(advantages, values, returns, mask)
     return TrainBatch(rollout, advantages, old, reference, values, returns), metrics
