@@ -124,11 +124,13 @@ class VLLMEngine:
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
         """One completion a context, in order; see `RolloutEngine`."""
+        self._engine()
         limits = new_token_limits(contexts, sampling.max_new_tokens, self._window)
         return self._call(self._complete_all(contexts, sampling, seeds, limits))
 
     async def agenerate(self, context: Sequence[int], sampling: SamplingConfig, seed: int) -> Completion:
         """One completion, from any event loop. Cancelling it takes the request out of the engine."""
+        self._engine()
         (limit,) = new_token_limits([context], sampling.max_new_tokens, self._window)
         work = self._complete(context, sampling, seed, limit)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
@@ -160,7 +162,7 @@ class VLLMEngine:
     def close(self) -> None:
         """End the engine's processes and free the shared memory. May be called twice."""
         if self._llm is not None:
-            self._llm.shutdown()
+            self._call(_stop(self._llm))
             self._llm = None
             self._buckets.close()
         if self._loop.is_running():
@@ -192,12 +194,15 @@ class VLLMEngine:
         seeds: Sequence[int],
         limits: Sequence[int],
     ) -> list[Completion]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._complete(context, sampling, seed, limit))
-                for context, seed, limit in zip(contexts, seeds, limits, strict=True)
-            ]
-        return [task.result() for task in tasks]
+        tasks = [
+            asyncio.create_task(self._complete(context, sampling, seed, limit))
+            for context, seed, limit in zip(contexts, seeds, limits, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _complete(
         self, context: Sequence[int], sampling: SamplingConfig, seed: int, max_new_tokens: int
@@ -220,6 +225,8 @@ class VLLMEngine:
         request = self._engine().generate(prompt, params, f"rollout-{next(self._request_ids)}")
         try:
             outputs = [output async for output in request]
+        except EngineDeadError as error:
+            raise EngineError(f"the vLLM engine died: {error}") from error
         except EngineGenerateError as error:
             raise EngineError(f"vLLM failed on a context of {len(context)} tokens: {error}") from error
         return self._completion(outputs[-1].outputs[0])
@@ -238,7 +245,25 @@ def finish_reason(reason: str | None) -> FinishReason:
 
 
 async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:
-    return AsyncLLM.from_engine_args(arguments)
+    """Start the engine's processes. On a CPU they run without torch.compile, whose first use would take half a minute
+    and a C++ compiler to speed up one small function of the sampler."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    if current_platform.is_cpu():
+        os.environ["TORCHDYNAMO_DISABLE"] = before or "1"
+    try:
+        return AsyncLLM.from_engine_args(arguments)
+    finally:
+        if before is None:
+            os.environ.pop("TORCHDYNAMO_DISABLE", None)
+
+
+async def _stop(llm: AsyncLLM) -> None:
+    """End the processes, then the tasks that talked to them."""
+    llm.shutdown()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _weight_names(config: Any, trust_remote_code: bool) -> WeightNames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -207,3 +208,54 @@ def test_later_turns_are_exact(subject):
         completions = subject.generate(contexts, replace(SAMPLED, max_new_tokens=8))
         subject.assert_exact(contexts, completions)
         contexts = [[*c, *x.token_ids, *contexts_of(9)[0]] for c, x in zip(contexts, completions, strict=True)]
+
+
+@pytest.fixture
+def vllm(subject: Subject) -> Subject:
+    if subject.name != "vllm":
+        pytest.skip("of the vLLM engine alone")
+    return subject
+
+
+def test_concurrent_requests_go_on_after_a_weight_update_in_their_middle(vllm):
+    contexts = contexts_of(*range(5, 35))
+    long = replace(SAMPLED, max_new_tokens=150)
+
+    async def rollout() -> list[Completion]:
+        tasks = [asyncio.create_task(vllm.engine.agenerate(context, long, 0)) for context in contexts]
+        await asyncio.sleep(0.1)
+        randomize(vllm.model, seed=21)
+        await asyncio.to_thread(vllm.sync)
+        return await asyncio.gather(*tasks)
+
+    vllm.dirty = True
+    completions = asyncio.run(rollout())
+    assert all(len(c.token_ids) == 150 or c.finish_reason == "stop" for c in completions)
+    vllm.assert_exact(contexts[:5], vllm.generate(contexts[:5], GREEDY))
+
+
+def test_a_cancelled_request_leaves_the_engine(vllm):
+    async def cancel() -> None:
+        task = asyncio.create_task(vllm.engine.agenerate([5, 6], replace(SAMPLED, max_new_tokens=200), 0))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert len(vllm.generate([[5, 6]], GREEDY)) == 1
+
+
+def test_an_unknown_finish_reason_counts_as_length(vllm, caplog):
+    from search_r1.engines.vllm_engine import finish_reason
+
+    assert [finish_reason(reason) for reason in ("stop", "length", "repetition", None)] == ["stop", *["length"] * 3]
+    assert "repetition" in caplog.text
+
+
+def test_an_engine_with_half_loaded_weights_refuses_to_sample(vllm):
+    weights = [(name, weight) for name, weight in vllm.model.named_parameters() if name != "model.norm.weight"]
+    with pytest.raises(EngineError, match=r"model\.norm\.weight is missing"):
+        vllm.engine.load_weights(weights)
+    with pytest.raises(EngineError, match="weights are undefined"):
+        vllm.generate([[5]], GREEDY)
