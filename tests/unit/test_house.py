@@ -18,7 +18,8 @@ PRODUCT = ("search_r1", "retriever_server", "data_prep")
 """Packages that are installed; benchmarks and examples follow the size rules too."""
 
 LAYERS = {
-    "types": 0, "protocols": 0, "errors": 0, "prompts": 0, "config": 0, "config_checks": 0, "legacy_keys": 0, "sft_config": 0,
+    "types": 0, "protocols": 0, "errors": 0, "prompts": 0, "config": 0, "config_checks": 0,
+    "legacy_keys": 0, "sft_config": 0,
     "algorithms": 1, "rewards": 1, "rollout": 1, "environments": 1, "data": 1,
     "engines": 2, "backends": 2,
     "cluster": 3,
@@ -34,7 +35,7 @@ COMPOSERS = ("search_r1/trainer/build.py",)
 
 OWNERS = {
     "ray": ("search_r1/cluster/", "retriever_server/serve_ray.py"),
-    "vllm": ("search_r1/engines/vllm_",),
+    "vllm": ("search_r1/engines/vllm_", "search_r1/engines/shm_weight_transfer.py"),
     "peft": ("search_r1/backends/lora.py",),
     "flash_attn": ("search_r1/backends/",),
     "wandb": ("search_r1/trainer/tracking.py",),
@@ -42,7 +43,7 @@ OWNERS = {
     "hydra": ("search_r1/compose.py",),
     "omegaconf": ("search_r1/compose.py",),
     "httpx": ("search_r1/environments/", "search_r1/doctor.py", "retriever_server/"),
-    "jinja2": ("search_r1/report/", "search_r1/data/templates.py"),
+    "jinja2": ("search_r1/report/", "search_r1/data/"),
     "langgraph": ("search_r1/environments/",),
     "langchain_core": ("search_r1/environments/",),
     "jnius": ("retriever_server/lucene",),
@@ -219,9 +220,19 @@ def test_files_stay_under_400_lines_and_functions_under_60() -> None:
 
 
 def test_the_product_stays_under_10000_lines_of_code() -> None:
-    """Blank lines and comments are free, so that nobody saves on them."""
-    lines = [line.strip() for path in sources(*PRODUCT) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert sum(bool(line) and not line.startswith("#") for line in lines) < 10_000
+    """Blank lines, comments and docstrings are free, so that nobody saves on them."""
+    assert sum(lines_of_code(path.read_text(encoding="utf-8")) for path in sources(*PRODUCT)) < 10_000
+
+
+def lines_of_code(text: str) -> int:
+    prose = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = enumerate(map(str.strip, text.splitlines()), start=1)
+    return sum(bool(line) and not line.startswith("#") and number not in prose for number, line in lines)
 
 
 def test_nothing_prints() -> None:
