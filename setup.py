@@ -14,6 +14,7 @@ CORE = [
     "omegaconf>=2.3",
     "pyarrow",
     "httpx",
+    "tenacity",
     "jinja2",
     "rich",
     "tensorboard",

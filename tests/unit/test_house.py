@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -51,6 +52,9 @@ OWNERS = {
     "fastapi": ("retriever_server/",),
 }
 """Heavy third-party packages and the only places that import them."""
+
+NOT_PINNED = {"flash_attn"}
+"""Optional packages outside requirements/cpu.txt."""
 
 TORCH_FREE = ("search_r1/types.py", "search_r1/protocols.py", "search_r1/errors.py", "search_r1/config.py",
               "search_r1/prompts.py", "search_r1/rewards/", "search_r1/rollout/", "search_r1/environments/",
@@ -198,6 +202,19 @@ def test_rewards_rollouts_and_environments_need_no_torch() -> None:
         if found.file.startswith(TORCH_FREE) and not found.typing_only and found.target.split(".")[0] in heavy
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_the_product_imports_is_pinned() -> None:
+    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements/cpu.txt").read_text().lower(), re.MULTILINE))
+    distributions = importlib.metadata.packages_distributions()
+    loose = set()
+    for found in IMPORTS:
+        name = found.target.split(".")[0]
+        if name in sys.stdlib_module_names or name in PRODUCT or name in NOT_PINNED or found.typing_only:
+            continue
+        if not pinned & {distribution.lower() for distribution in distributions.get(name, [])}:
+            loose.add(str(found))
+    assert not loose, "\n".join(sorted(loose))
 
 
 def test_imports_stand_at_the_top_of_the_file() -> None:
