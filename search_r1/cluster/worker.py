@@ -7,13 +7,14 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import ray
 import torch
 import torch.distributed as dist
+from ray.exceptions import RayActorError
 
 from search_r1.protocols import RolloutEngine
 from search_r1.rollout.blocking import as_async_engine
@@ -71,15 +72,33 @@ class Worker:
 
     def stream_weights(self, engines: list[Any]) -> None:
         """Rank 0 sends the full weights to the engines in buckets; the other ranks help to gather them."""
-        pending: list[Any] = []
-        for bucket in _buckets(self.roles["policy"].weights()):
-            if self.rank == 0:
-                reference = ray.put(bucket)
-                ray.get(pending)
-                pending = [engine.receive_weights.remote([reference]) for engine in engines]
+        buckets = _buckets(self.roles["policy"].weights())
         if self.rank == 0:
-            ray.get(pending)
-            ray.get([engine.finish_weights.remote() for engine in engines])
+            send_weights(buckets, engines)
+        for _ in buckets:
+            continue
+
+
+def send_weights(buckets: Iterable[list[tuple[str, torch.Tensor]]], engines: Sequence[Any]) -> None:
+    """Each bucket to all engines while the next one is gathered. Those that die on the way are left out."""
+    pending: dict[Any, Any] = dict.fromkeys(engines)
+    for bucket in buckets:
+        reference = ray.put(bucket)
+        pending = {engine: engine.receive_weights.remote([reference]) for engine in _survivors(pending)}
+    _survivors({engine: engine.finish_weights.remote() for engine in _survivors(pending)})
+
+
+def _survivors(calls: Mapping[Any, Any]) -> list[Any]:
+    """The engines that did not die over their call; None is no call."""
+    alive = []
+    for engine, call in calls.items():
+        try:
+            if call is not None:
+                ray.get(call)
+            alive.append(engine)
+        except RayActorError:
+            continue
+    return alive
 
 
 def _buckets(weights: Any) -> Iterator[list[tuple[str, torch.Tensor]]]:

@@ -37,8 +37,11 @@ def fetch(references: Any) -> Any:
             raise error.cause from error
         raise
     except RayActorError as error:
+        lines = str(error).splitlines()
+        if "creation task" in lines[0]:
+            raise TrainingError(f"a worker process did not start: {lines[-1].strip()}") from error
         raise TrainingError(
-            f"a worker process died ({str(error).splitlines()[0]}): out of memory, or its node left; "
+            f"a worker process died ({lines[0]}): out of memory, or its node left; "
             "start the same command again to go on from the last checkpoint"
         ) from error
 
@@ -103,8 +106,9 @@ class WorkerGroup:
 
 
 def start_engines(config: ClusterConfig, max_calls: int, gpus: float, factory: Any, count: int) -> list[Any]:
-    """`count` engine actors, each in a process of its own that takes `max_calls` completions at once."""
-    engines = [
+    """`count` engine actors, each in a process of its own that takes `max_calls` completions at once. They may not be
+    ready yet."""
+    return [
         EngineWorker.options(  # type: ignore[attr-defined]
             num_cpus=1 if gpus else 0,
             num_gpus=gpus,
@@ -113,5 +117,3 @@ def start_engines(config: ClusterConfig, max_calls: int, gpus: float, factory: A
         ).remote(factory)
         for _ in range(count)
     ]
-    fetch([engine.ready.remote() for engine in engines])
-    return engines

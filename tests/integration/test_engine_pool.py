@@ -1,0 +1,152 @@
+"""Real actors that are really killed: what they sampled is sampled elsewhere, and they come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from search_r1.cluster.engine_pool import EnginePool
+from search_r1.cluster.worker_group import start_engines
+from search_r1.config import ClusterConfig, EnvironmentConfig, RolloutConfig
+from search_r1.environments.search import SearchEnvironment
+from search_r1.errors import EngineError, EngineLostError
+from search_r1.rollout.manager import LLMGenerationManager
+from search_r1.types import SamplingConfig, Status
+from tests.fakes import FakeRetriever, decode, encode, make_prompt
+from tests.pool_engine import PoolEngine
+
+SAMPLING = SamplingConfig(64)
+CONFIG = RolloutConfig(
+    max_turns=2, max_start_length=64, max_response_length=64, max_obs_length=200, max_prompt_length=900
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_cluster() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="module")
+def one_pool(folder: Path) -> Iterator[EnginePool]:
+    pool = EnginePool(partial(start_engines, ClusterConfig(), 64, 0.0, partial(PoolEngine, folder)), 2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pool(one_pool: EnginePool, folder: Path) -> EnginePool:
+    """Two live engines, with weights of version 3."""
+    for path in folder.iterdir():
+        path.unlink()
+    load(one_pool, 3)
+    assert versions(one_pool) == {"3"}
+    return one_pool
+
+
+def load(pool: EnginePool, version: float) -> None:
+    pool.load_weights([("weight", torch.tensor(version))])
+
+
+def manager_of(pool: EnginePool) -> LLMGenerationManager:
+    environment = SearchEnvironment(FakeRetriever(), encode, decode, EnvironmentConfig(), 200)
+    return LLMGenerationManager(pool, environment, CONFIG)
+
+
+def wait_for(folder: Path, pattern: str, count: int) -> list[Path]:
+    while len(found := list(folder.glob(pattern))) < count:
+        time.sleep(0.02)
+    return found
+
+
+def kill(path: Path) -> None:
+    os.kill(int(path.name.split("-")[1]), signal.SIGKILL)
+
+
+def versions(pool: EnginePool, num_engines: int = 2) -> set[str]:
+    """What all engines answer, once there are so many that answer."""
+    answers: dict[str, str] = {}
+    number = 0
+    while len(answers) < num_engines:
+        contexts = [encode(f"{number + i} information") for i in range(4)]
+        number += 4
+        found = [
+            completion.text.strip("<>answer/").split() for completion in pool.generate(contexts, SAMPLING, [0] * 4)
+        ]
+        answers |= dict(found)
+    return set(answers.values())
+
+
+def test_killing_an_engine_in_mid_rollout_loses_no_trajectory(folder: Path, pool: EnginePool) -> None:
+    """Its trajectories go on elsewhere, and the engine that replaces it has the weights of now."""
+    manager = manager_of(pool)
+    job = manager.start([make_prompt(f"{group} hold", group) for group in range(8)], SAMPLING)
+    kill(wait_for(folder, "held-*", 8)[0])
+    (folder / "go").touch()
+    assert [trajectory.status for trajectory in job.result()] == [Status.ANSWERED] * 8
+    manager.close()
+    assert versions(pool) == {"3"}
+    load(pool, 4)
+    assert versions(pool) == {"4"}
+
+
+def test_killing_an_engine_in_a_lockstep_turn_loses_no_completion(folder: Path, pool: EnginePool) -> None:
+    contexts = [encode(f"{row} hold information") for row in range(8)]
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(pool.generate, contexts, SAMPLING, range(8))
+        kill(wait_for(folder, "held-*", 2)[0])
+        (folder / "go").touch()
+        assert len(answer.result()) == 8
+
+
+def test_an_engine_that_dies_while_it_takes_weights_is_replaced_by_one_that_has_them(
+    folder: Path, pool: EnginePool
+) -> None:
+    (folder / "die-while-loading").touch()
+    load(pool, 5)
+    assert versions(pool) == {"5"}
+
+
+def test_a_context_that_kills_every_engine_is_given_up_and_voids_its_trajectory_alone(
+    folder: Path, pool: EnginePool
+) -> None:
+    manager = manager_of(pool)
+    found = manager.run_llm_loop([make_prompt(text) for text in ["crash"] + ["good"] * 10], SAMPLING)
+    manager.close()
+    assert [trajectory.status for trajectory in found] == [Status.VOID] + [Status.ANSWERED] * 10
+    assert "engines died over the same completion" in found[0].failure
+
+
+def test_without_any_engine_the_error_names_the_cause(tmp_path: Path) -> None:
+    def start(count: int) -> list[object]:
+        if list(tmp_path.glob("engine-*")):
+            raise EngineError("no room for another one")
+        return start_engines(ClusterConfig(), 64, 0.0, partial(PoolEngine, tmp_path), count)
+
+    pool = EnginePool(start, 1)
+    with pytest.raises(EngineLostError, match=r"no rollout engine is left: .*no room for another one"):
+        pool.generate([encode("crash")], SAMPLING, [0])
+
+
+def test_cancelling_a_rollout_stops_the_sampling_in_the_engines(folder: Path, pool: EnginePool) -> None:
+    manager = manager_of(pool)
+    job = manager.start([make_prompt(f"{group} hold", group) for group in range(4)], SAMPLING)
+    wait_for(folder, "held-*", 4)
+    job.cancel()
+    wait_for(folder, "cancelled-*", 4)
+    manager.close()
