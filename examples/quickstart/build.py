@@ -42,9 +42,17 @@ NUM_TRAIN, NUM_TEST = 2000, 600
 DEMONSTRATION_WORLDS, CLEAN_PER_WORLD, SLOPPY_PER_WORLD = 14, 3000, 500
 VOCAB_SIZE = 1024
 
-CLEAN_SETTINGS = ("training.total_steps=1600", "training.batch_tokens=4096", "optim.lr=2e-3", "optim.warmup_ratio=0.05")
-SLOPPY_SETTINGS = ("training.total_steps=200", "training.batch_tokens=4096", "optim.lr=5e-4", "optim.warmup_ratio=0.05")
-SHARED_SETTINGS = ("model.dtype=bfloat16", "optim.betas=[0.9,0.98]", "training.validate_every_steps=200")
+CLEAN_SETTINGS = ("training.total_steps=2400", "optim.lr=2e-3")
+SLOPPY_SETTINGS = ("training.total_steps=150", "optim.lr=5e-4")
+SHARED_SETTINGS = (
+    "model.dtype=bfloat16",
+    "optim.name=muon",
+    "optim.betas=[0.9,0.98]",
+    "optim.warmup_ratio=0.05",
+    "training.batch_tokens=2048",
+    "training.validate_every_steps=100",
+)
+"""Small batches: what is learned here, to copy, takes steps rather than tokens."""
 
 
 def build_worlds() -> tuple[World, World]:

@@ -23,7 +23,7 @@ Tokenizer = Any
 """A Hugging Face tokenizer with a chat template."""
 
 _OBSERVATION = re.compile(r"(\n*<information>.*?</information>\n*)", re.DOTALL)
-_MARKER = "\x1a"
+_STAND_INS = ("yes", "no")
 _END_OF_ROLLOUT = "</answer>"
 
 
@@ -86,12 +86,15 @@ class ConversationEncoder:
     def _after_turn(self, prompt: Sequence[Message], between: Sequence[Message]) -> tuple[list[int], list[int]]:
         """What follows an assistant turn: the end-of-turn token, and the messages up to the next assistant turn.
 
-        They are rendered behind a stand-in for the turn, so that templates that rewrite earlier turns change nothing.
+        They are rendered behind stand-ins for the turn, so that templates that rewrite earlier turns change nothing;
+        what two renderings have in common at their end follows the turn.
         """
-        marker = encode_plain(self._tokenizer, _MARKER)[-1]
-        turn = {"role": "assistant", "content": _MARKER}
-        ids = self._encode_prompt([*prompt, turn, *between])
-        suffix = list(ids[len(ids) - ids[::-1].index(marker) :])
+        first, second = (
+            self._encode_prompt([*prompt, {"role": "assistant", "content": stand_in}, *between])
+            for stand_in in _STAND_INS
+        )
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(first), reversed(second), strict=False))
+        suffix = list(first[len(first) - sum(1 for _ in same) :])
         if not getattr(self._tokenizer, "chat_template", None):
             return [self._tokenizer.eos_token_id], suffix
         control = set(self._tokenizer.all_special_ids)
