@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def select_rows(batch: BatchT, rows: Sequence[int]) -> BatchT:
     rollout = batch if isinstance(batch, RolloutBatch) else batch.rollout
     length = int(rollout.attention_mask[index].sum(dim=1).max()) if len(rows) else 0
 
-    def cut(value: object) -> object:
+    def cut(value: Any) -> Any:
         if isinstance(value, RolloutBatch):
             return select_rows(value, rows)
         if not isinstance(value, Tensor):
@@ -50,7 +50,8 @@ def select_rows(batch: BatchT, rows: Sequence[int]) -> BatchT:
 
 def lengths_of(batch: RolloutBatch) -> list[int]:
     """Tokens of each row, padding left out."""
-    return batch.attention_mask.sum(dim=1).tolist()
+    lengths: list[int] = batch.attention_mask.sum(dim=1).tolist()
+    return lengths
 
 
 def mini_batch_rows(num_rows: int, rows_per_mini_batch: int) -> list[list[int]]:

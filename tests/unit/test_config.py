@@ -29,7 +29,11 @@ def test_every_key_in_base_yaml_has_a_comment() -> None:
 @pytest.mark.parametrize("key", sorted(known_keys(Config)))
 def test_every_key_is_read_somewhere(key: str) -> None:
     name = key.rsplit(".", 1)[-1]
-    sources = [p for p in (PRODUCT / "search_r1").rglob("*.py") if p.name not in ("config.py", "config_checks.py", "legacy_keys.py")]
+    sources = [
+        p
+        for p in (PRODUCT / "search_r1").rglob("*.py")
+        if p.name not in ("config.py", "config_checks.py", "legacy_keys.py")
+    ]
     assert any(re.search(rf"\.{name}\b", path.read_text()) for path in sources), f"nobody reads {key}"
 
 
