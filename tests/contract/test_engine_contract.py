@@ -191,7 +191,7 @@ def test_a_completion_ends_where_the_models_window_ends(subject):
 
 
 def test_new_weights_are_used_at_once_also_behind_a_cached_prefix(subject):
-    contexts = contexts_of(100, 64, 33)
+    contexts = contexts_of(200, 140, 33)  # longer than the 128 tokens of one block of the CPU cache
     old = subject.generate(contexts, GREEDY)
     for seed in (11, 12):
         randomize(subject.model, seed)
