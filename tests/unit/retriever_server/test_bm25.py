@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -95,6 +96,15 @@ def test_a_saved_index_gives_the_same_results_without_reading_the_corpus_again(t
     assert loaded.search(queries, 5) == built.search(queries, 5)
     assert loaded.describe() == built.describe()
     assert isinstance(loaded._weights, np.memmap)
+
+
+def test_a_saved_index_serves_a_gzip_corpus_of_titles_and_texts(tmp_path: Path) -> None:
+    rows = [{"id": name, "title": name, "text": f"{name} is a city"} for name in ("Oslo", "Lima")]
+    path, folder = tmp_path / "corpus.jsonl.gz", tmp_path / "index"
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    for _ in range(2):
+        ((passage,),) = open_or_build(path, folder).search(["Lima"], 1)
+        assert json.loads(passage.document) == {**rows[1], "contents": '"Lima"\nLima is a city'}
 
 
 def test_an_index_of_another_corpus_is_refused(tmp_path: Path) -> None:
