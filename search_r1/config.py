@@ -126,8 +126,10 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class EnvironmentConfig:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
-    name: Literal["search"] = "search"
+    name: Literal["search", "tools"] = "search"
+    """`search` speaks in tags, `tools` in JSON calls of chat models."""
     retriever_urls: tuple[str, ...] = ("http://127.0.0.1:8000/retrieve",)
+    """Tools: an empty list leaves out the tool named search."""
     top_k: int = 3
     timeout_s: float = 30.0
     max_retries: int = 4
@@ -137,6 +139,19 @@ class EnvironmentConfig:
     """Milliseconds in which the queries of concurrent trajectories are gathered into one request."""
     max_query_chars: int = 2000
     """A longer query is cut before it is sent."""
+    tools: tuple[str, ...] = ()
+    """Modules whose `@tool` functions may be called, `package.module`, beside search."""
+    executor: Literal["plain", "langgraph"] = "plain"
+    """Tools: `langgraph` runs them, and LangChain tools, through its ToolNode."""
+    tool_timeout_s: float = 30.0
+    """Of one call; search keeps the deadlines of its retriever instead."""
+    max_concurrent_tools: int = 256
+    max_calls_per_turn: int = 8
+    """Further calls of a turn are not run, and told so."""
+    forced_opening: str = ""
+    """Tools: follows every assistant header, e.g. `<think>`; never trained on."""
+    answer_pattern: Literal["any", "answer", "boxed"] = "any"
+    """Tools: the answer is the last `<answer>…</answer>`, the last `\\boxed{…}`, or whichever comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,8 @@ class RewardConfig:
     structure_score: float = 0.2
     format_score: float = 0.1
     retrieval_score: float = 0.0
+    turn_penalty: float = 0.0
+    """Taken off any reward for every turn that the environment answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ _POSITIVE = (
     "environment.timeout_s",
     "environment.max_queries_per_request",
     "environment.max_query_chars",
+    "environment.tool_timeout_s",
+    "environment.max_concurrent_tools",
+    "environment.max_calls_per_turn",
     "policy.mini_batch_size",
     "policy.epochs",
     "policy.max_tokens_per_micro_batch",
@@ -48,6 +51,7 @@ _NOT_NEGATIVE = (
     "validation.temperature",
     "validation.every_steps",
     "environment.max_retries",
+    "reward.turn_penalty",
     "algorithm.kl_coef",
     "policy.optim.lr",
     "policy.optim.weight_decay",
@@ -113,6 +117,7 @@ def check(config: Config) -> list[str]:
         )
     _check_sharding(config)
     _check_staleness(config)
+    _check_tools(config)
     return _warnings(config)
 
 
@@ -147,6 +152,22 @@ def _check_staleness(config: Config) -> None:
             )
 
 
+def _check_tools(config: Config) -> None:
+    environment = config.environment
+    if environment.name != "tools":
+        return
+    if config.rollout.end_on_eos:
+        raise ConfigError(
+            "rollout.end_on_eos=true would end a trajectory at its first unreadable call: with environment.name=tools "
+            "every turn ends with the end-of-turn token; set it to false"
+        )
+    if not environment.tools and not environment.retriever_urls:
+        raise ConfigError(
+            "environment.name=tools has no tool: name modules in environment.tools, or a retrieval server in "
+            "environment.retriever_urls for search"
+        )
+
+
 def _check_sharding(config: Config) -> None:
     sharding, cluster = config.sharding, config.cluster
     if sharding.name == "fsdp2" and cluster.launcher == "local":
@@ -165,7 +186,10 @@ def check_training(config: Config) -> None:
     _require(config.model.path, "model.path", "a Hugging Face folder or hub name")
     _require(config.data.train_files, "data.train_files", "a parquet file of training questions (see data_prep.qa)")
     _require(config.data.val_files, "data.val_files", "a parquet file of validation questions (see data_prep.qa)")
-    _require(config.environment.retriever_urls, "environment.retriever_urls", "the URL of a running retrieval server")
+    if config.environment.name == "search":
+        _require(
+            config.environment.retriever_urls, "environment.retriever_urls", "the URL of a running retrieval server"
+        )
     if config.trainer.total_steps is not None and config.trainer.total_steps < 1:
         raise ConfigError(f"trainer.total_steps={config.trainer.total_steps} must be at least 1, or null for epochs")
 
@@ -228,6 +252,12 @@ def _warnings(config: Config) -> list[str]:
         found.append("engine.sleep_while_training has no effect with engine.name=hf, whose cache is freed anyway")
     if config.policy.offload_while_generating and config.sharding.cpu_offload:
         found.append("policy.offload_while_generating has no effect with sharding.cpu_offload: nothing is on the GPU")
+    if config.environment.name == "search":
+        found += [
+            f"environment.{key} has no effect with environment.name=search: set environment.name=tools"
+            for key in ("tools", "forced_opening")
+            if getattr(config.environment, key)
+        ]
     if config.data.train_batch_size < config.policy.mini_batch_size:
         found.append(
             f"policy.mini_batch_size={config.policy.mini_batch_size} is above data.train_batch_size="

@@ -17,6 +17,10 @@ class RetrieverError(SearchR1Error):
     """The retriever could not be had after bounded retries, or answered with something else than passages."""
 
 
+class ToolUnavailableError(SearchR1Error):
+    """For tools to raise when what they depend on is down, which is no fault of the model: the trajectory is VOID."""
+
+
 class EngineError(SearchR1Error):
     """The rollout engine cannot sample: an impossible context, a dead process, a failed weight update."""
 

@@ -16,6 +16,7 @@ from search_r1.types import (
     Passage,
     RolloutBatch,
     SamplingConfig,
+    ToolResult,
     TrainBatch,
     Trajectory,
 )
@@ -83,6 +84,14 @@ class AsyncEnvironment(Protocol):
 
     async def astep(self, action: Action, prompt: Any) -> Observation:
         """As `Environment.step` for one action. Called on one event loop only."""
+        ...
+
+
+class ToolExecutor(Protocol):
+    """Runs one tool of `environments.tool_registry`; it never sees the prompt."""
+
+    async def execute(self, tool: Any, arguments: Mapping[str, Any]) -> ToolResult:
+        """Whatever the tool does, wrong arguments, exceptions and endless runs included, becomes a result."""
         ...
 
 

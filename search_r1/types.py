@@ -72,15 +72,22 @@ class Completion:
     """`stop`: a stop string or the end-of-text token; `length`: the token limit."""
 
 
-ActionKind = Literal["search", "answer", "tool_call", "final", "invalid"]
+ActionKind = Literal["search", "answer", "tool_call", "final", "end", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a completion asks for. `final` ends a tool trajectory: a turn without any tool call."""
+    """What a completion asks for.
+
+    In tags: `search`, `answer` or `invalid`. With tools: `tool_call` (`content` is the raw text of all calls),
+    `invalid` (none of the calls can be read), and for a turn without any call, which ends the trajectory, `final`
+    (`content` is its answer) or `end` (there is none).
+    """
 
     kind: ActionKind
     content: str = ""
+    cut: bool = False
+    """Tools only: the turn lacks its end-of-turn token, so that the observation has to begin with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,20 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What became of one tool call."""
+
+    tool: str
+    """Name of the registered tool; empty where none was run: an unreadable call, an unknown or forbidden name."""
+    status: Literal["success", "error"]
+    content: str
+    seconds: float = 0.0
+    """Wall-clock seconds it ran, waiting for its turn not included."""
+    failure: str = ""
+    """Names the cause when the infrastructure behind the tool failed; the trajectory becomes VOID."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What the environment appends after an action. Never trained on."""
 
@@ -103,9 +124,11 @@ class Observation:
     seconds: float = 0.0
     """Wall-clock seconds the environment took, shared by all observations of one request."""
     truncated: bool = False
-    """The passages did not fit into the observation's token limit and were cut."""
+    """Passages or tool results did not fit into the observation's token limit and were cut."""
     failure: str = ""
     """Names the cause when the infrastructure failed; the trajectory becomes VOID."""
+    calls: tuple[ToolResult, ...] = ()
+    """Tools only: one a call of the turn, in order."""
 
 
 class Status(StrEnum):
@@ -151,9 +174,9 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """The content of the final answer action, None when there is none."""
-        final = self.turns[-1].action if self.turns else None
-        return final.content if final is not None and final.kind == "answer" else None
+        """The content of the action that answered, in tags or with tools; None when there is none."""
+        last = self.turns[-1].action if self.turns else None
+        return last.content if last is not None and last.kind in ("answer", "final") else None
 
 
 @dataclass(frozen=True, slots=True)
