@@ -59,7 +59,7 @@ class RollingState:
         return TurnRequest(trajectory.context_ids, replace(self._sampling, max_new_tokens=limit), seed)
 
     def append_completion(self, index: int, completion: Completion, action: Action) -> None:
-        """Append a sampled turn. An answer, the last turn or a full context ends the trajectory."""
+        """Append a sampled turn. An answer, an ending, the last turn or a full context ends the trajectory."""
         trajectory, num_sampled = self.trajectories[index], len(completion.token_ids)
         assert num_sampled <= self.room(index), f"{num_sampled} sampled tokens in a room of {self.room(index)}"
         _append(trajectory, completion.token_ids, completion.log_probs, sampled=True)
@@ -72,10 +72,11 @@ class RollingState:
             trajectory.status = Status.OUT_OF_TURNS
 
     def _gave_up(self, completion: Completion, action: Action) -> bool:
-        """The turn ended with the end-of-text token and no action, and the config lets that end the trajectory."""
+        """The turn ended with the end-of-text token and no action, and the config or the environment lets that end
+        the trajectory."""
         ended_by_tag = any(stop in completion.text for stop in self._sampling.stop)
         ended_by_eos = completion.finish_reason == "stop" and not ended_by_tag
-        return self._config.end_on_eos and ended_by_eos and action.kind == "invalid"
+        return action.kind == "end" or (self._config.end_on_eos and ended_by_eos and action.kind == "invalid")
 
     def append_observation(self, index: int, observation: Observation) -> None:
         """Append what the environment answered to the last turn.
