@@ -5,8 +5,9 @@ each control token written in such text is cut after its first character and the
 switch is flipped on a tokenizer that other threads use, and text without control tokens is encoded as ever. Non-special
 added tokens that read as words, such as `<think>`, belong to the vocabulary and stay whole.
 
-Only the first prompt goes through a chat template. Whatever follows is appended to it as ids (sampled ones as they
-are, observations through `encode_plain`): templates that rewrite earlier turns never see a second message.
+Only the first prompt goes through a chat template. Whatever follows is appended to it as ids: sampled ones as they are,
+observations through `encode_plain`, or in chat turns through `chat_turns.ChatTurns`. Templates that rewrite earlier
+turns never see a second message.
 """
 
 from __future__ import annotations
@@ -46,8 +47,13 @@ def control_tokens(tokenizer: Tokenizer) -> set[str]:
 
 def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of `text` with every control token in it taken as ordinary characters; nothing is added around it."""
-    mark = _unused_character(text)
-    return _encode_pieces(tokenizer, _cut_control(tokenizer, text, mark), mark)
+    return encode_between(tokenizer, "", text, "")
+
+
+def encode_between(tokenizer: Tokenizer, before: str, text: str, after: str) -> list[int]:
+    """The same with trusted text of a template around it, whose control tokens are control."""
+    mark = _unused_character(before + text + after)
+    return _encode_pieces(tokenizer, before + _cut_control(tokenizer, text, mark) + after, mark)
 
 
 class PromptEncoder:
@@ -57,9 +63,11 @@ class PromptEncoder:
     tokenizer puts one there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, **template_options: Any) -> None:
-        """`template_options` go to the chat template, e.g. `tools` or `enable_thinking`."""
+    def __init__(self, tokenizer: Tokenizer, opening: str = "", **template_options: Any) -> None:
+        """`opening` follows the assistant header, as in every turn of a rollout; `template_options` go to the chat
+        template, e.g. `tools` or `enable_thinking`."""
         self._tokenizer = tokenizer
+        self._opening = opening
         self._options = template_options
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
         if template_options and not self._has_template:
@@ -78,7 +86,7 @@ class PromptEncoder:
             return (*_begin_of_text(self._tokenizer), *encode_plain(self._tokenizer, text))
         mark = _unused_character("".join(message["content"] for message in messages))
         safe = [{**message, "content": _cut_control(self._tokenizer, message["content"], mark)} for message in messages]
-        return tuple(_encode_pieces(self._tokenizer, self._render(safe), mark))
+        return tuple(_encode_pieces(self._tokenizer, self._render(safe) + self._opening, mark))
 
     def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         from jinja2 import TemplateError

@@ -1,0 +1,96 @@
+"""First prompts that tell the model which tools its question allows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from search_r1.data.templates import PromptEncoder, Tokenizer
+from search_r1.errors import ConfigError, DataError
+from search_r1.prompts import with_tool_prompt
+from search_r1.types import Question
+
+_PROBE = {
+    "type": "function",
+    "function": {"name": "probe_of_tools", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class ToolPrompts:
+    """Token ids of a question's prompt: its schemas go through the chat template's own `tools` argument.
+
+    A template without one gets `prompts.TOOL_PROMPT` in the system message, or in the user message where it takes no
+    system message.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, schemas: Mapping[str, Mapping[str, Any]], opening: str = "") -> None:
+        """`schemas` by name, in OpenAI's form; `opening` follows the assistant header."""
+        self._tokenizer = tokenizer
+        self._schemas = dict(schemas)
+        self._opening = opening
+        self._plain = PromptEncoder(tokenizer, opening)
+        self._encoders: dict[tuple[str, ...], PromptEncoder] = {}
+        self._native = _takes_tools(tokenizer)
+        self._role = "system" if self._native or _takes_system(tokenizer) else "user"
+
+    def __call__(self, question: Question) -> tuple[int, ...]:
+        """Token ids of the prompt.
+
+        Raises:
+            DataError: the question names a tool that is not registered.
+            ConfigError: the chat template cannot render the tools or the messages.
+        """
+        names = self.allowed(question)
+        if not names:
+            return self._plain(question.prompt_messages)
+        try:
+            if self._native:
+                return self._encoder(names)(question.prompt_messages)
+            schemas = [self._schemas[name] for name in names]
+            return self._plain(with_tool_prompt(question.prompt_messages, schemas, self._role))
+        except (ConfigError, TypeError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"question {question.question_id}: the chat template of model.path cannot render its prompt with the "
+                f"tools {', '.join(names)} ({error}); simplify their argument types or take another template"
+            ) from error
+
+    def allowed(self, question: Question) -> tuple[str, ...]:
+        """Names of the tools that the question may call: its own list, or all."""
+        for name in question.tools:
+            if name not in self._schemas:
+                near = difflib.get_close_matches(name, self._schemas, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise DataError(
+                    f"question {question.question_id}: its tools column names {name!r}, which is not registered: "
+                    f"{hint}There are {', '.join(self._schemas) or 'none'} (environment.tools)"
+                )
+        return question.tools or tuple(self._schemas)
+
+    def _encoder(self, names: tuple[str, ...]) -> PromptEncoder:
+        if names not in self._encoders:
+            tools = [self._schemas[name] for name in names]
+            self._encoders[names] = PromptEncoder(self._tokenizer, self._opening, tools=tools)
+        return self._encoders[names]
+
+
+def _takes_tools(tokenizer: Tokenizer) -> bool:
+    from jinja2 import TemplateError
+
+    messages = [{"role": "user", "content": "q"}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, tools=[_PROBE])
+    except (TemplateError, TypeError):
+        return False
+    return "probe_of_tools" in str(text)
+
+
+def _takes_system(tokenizer: Tokenizer) -> bool:
+    from jinja2 import TemplateError
+
+    messages = [{"role": "system", "content": "probe_of_system"}, {"role": "user", "content": "q"}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError:
+        return False
+    return "probe_of_system" in str(text)
