@@ -1,0 +1,97 @@
+"""Around every tool call: a limit on how many run, a deadline, and a result whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from search_r1.environments.tool_registry import Tool, ToolArgumentError, result_text
+from search_r1.errors import RetrieverError, ToolUnavailableError
+from search_r1.types import ToolResult
+
+T = TypeVar("T")
+
+
+class ToolReportedError(Exception):
+    """The tool itself answered that it failed; the text is its own."""
+
+
+class CallGuard:
+    """Runs calls at most `max_concurrent` at a time, each for at most `timeout_s` seconds of its own."""
+
+    def __init__(self, timeout_s: float, max_concurrent: int) -> None:
+        self._timeout_s = timeout_s
+        self._max_concurrent = max_concurrent
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    async def __call__(self, tool: Tool, run: Callable[[], Awaitable[str]]) -> ToolResult:
+        """The outcome of `run`: an exception and a missed deadline are results of status error.
+
+        `RetrieverError` and `ToolUnavailableError` come back as a failure of the infrastructure.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._slots.setdefault(loop, asyncio.Semaphore(self._max_concurrent)):
+            start = perf_counter()
+            status, content, failure = await self._outcome(tool, run)
+            return ToolResult(tool.name, status, content, perf_counter() - start, failure)  # type: ignore[arg-type]
+
+    async def _outcome(self, tool: Tool, run: Callable[[], Awaitable[str]]) -> tuple[str, str, str]:
+        """Status, content and failure."""
+        try:
+            async with asyncio.timeout(None if tool.keeps_time else self._timeout_s) as deadline:
+                return "success", await run(), ""
+        except (RetrieverError, ToolUnavailableError) as error:
+            return "error", "", f"tool {tool.name}: {error}"
+        except (ToolArgumentError, ToolReportedError) as error:
+            return "error", str(error), ""
+        except (Exception, SystemExit) as error:  # noqa: BLE001  told to the model, which may try otherwise
+            if deadline.expired():
+                return "error", f"{tool.name} gave no result within {self._timeout_s:g} s", ""
+            return "error", "".join(traceback.format_exception_only(error)).strip(), ""
+
+
+async def run_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """Check the arguments and call the function; what it raises is raised.
+
+    Raises:
+        ToolArgumentError: the arguments do not fit.
+    """
+    bound = tool.bind(arguments)
+    if tool.is_async:
+        return result_text(await tool.function(**bound))
+    return await in_daemon_thread(lambda: result_text(tool.function(**bound)))
+
+
+async def in_daemon_thread(function: Callable[[], T]) -> T:
+    """Run a blocking function in a thread of its own, which keeps neither others waiting nor the process alive.
+
+    A thread cannot be stopped: one that outlives its deadline goes on until its function returns.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+
+    def deliver(outcome: tuple[T | None, BaseException | None]) -> None:
+        if not done.done():
+            done.set_result(outcome)
+
+    def work() -> None:
+        outcome: tuple[T | None, BaseException | None]
+        try:
+            outcome = (function(), None)
+        except BaseException as error:  # noqa: BLE001  raised where it is awaited
+            outcome = (None, error)
+        with suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            loop.call_soon_threadsafe(deliver, outcome)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tool", daemon=True).start()
+    value, error = await done
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
