@@ -12,6 +12,8 @@ from search_r1.types import Passage
 Encode = Callable[[str], list[int]]
 """Text to token ids, without added tokens and with special tokens inactive."""
 Decode = Callable[[Sequence[int]], str]
+Assemble = Callable[[Sequence[str]], tuple[str, list[int]]]
+"""Parts to a whole text and its token ids."""
 
 NO_PASSAGES = "No passages were found."
 _FRAME = ("\n\n<information>", "</information>\n\n")
@@ -56,26 +58,40 @@ def fit_lines(
     Raises:
         ValueError: the frame alone is longer than `max_tokens`.
     """
-    before, after = frame
-    text = before + "\n".join(lines) + after
-    token_ids = encode(text)
+
+    def assemble(kept: Sequence[str]) -> tuple[str, list[int]]:
+        text = frame[0] + "\n".join(line for line in kept if line) + frame[1]
+        return text, encode(text)
+
+    return fit_parts(lines, assemble, encode, decode, max_tokens)
+
+
+def fit_parts(
+    parts: Sequence[str], assemble: Assemble, encode: Encode, decode: Decode, max_tokens: int, mark: str = ""
+) -> FittedText:
+    """Parts put together by `assemble`, each cut to its fair share of tokens where the whole is longer than
+    `max_tokens`; `mark` stands where something was cut off.
+
+    Raises:
+        ValueError: what `assemble` puts around empty parts is longer than `max_tokens`.
+    """
+    text, token_ids = assemble(parts)
     if len(token_ids) <= max_tokens:
         return FittedText(text, tuple(token_ids), truncated=False)
-    encoded_lines = [encode(line) for line in lines]
-    lengths = [len(encoded) for encoded in encoded_lines]
+    encoded_parts = [encode(part) for part in parts]
+    lengths = [len(encoded) for encoded in encoded_parts]
     budget = sum(lengths) - (len(token_ids) - max_tokens)
-    while True:  # tokens may merge otherwise in the joined text than in the lines, so its length is what decides
+    while True:  # tokens may merge otherwise in the whole text than in the parts, so its length is what decides
         shares = fair_shares(lengths, max(budget, 0))
         kept = [
-            line if share == len(encoded) else _prefix(line, decode(encoded[:share]))
-            for line, encoded, share in zip(lines, encoded_lines, shares, strict=True)
+            part if share == len(encoded) else _prefix(part, decode(encoded[:share])) + mark
+            for part, encoded, share in zip(parts, encoded_parts, shares, strict=True)
         ]
-        text = before + "\n".join(line for line in kept if line) + after
-        token_ids = encode(text)
+        text, token_ids = assemble(kept)
         if len(token_ids) <= max_tokens:
             return FittedText(text, tuple(token_ids), truncated=True)
         if budget <= 0:
-            raise ValueError(f"a limit of {max_tokens} tokens has no room for {before + after!r}")
+            raise ValueError(f"a limit of {max_tokens} tokens has no room for {text!r}")
         budget -= len(token_ids) - max_tokens
 
 

@@ -90,6 +90,8 @@ class LLMGenerationManager:
             if hasattr(self.environment, "aclose"):
                 thread.submit(self.environment.aclose()).result()
             thread.close()
+        if hasattr(self.environment, "close"):
+            self.environment.close()
 
     def _begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, policy_version: int) -> RollingState:
         return RollingState(prompts, self.config, replace(sampling, stop=self.environment.stop), policy_version)
