@@ -16,7 +16,6 @@ from search_r1.rewards.normalize import squad_normalize
 from search_r1.types import Trajectory
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 def em_reward(trajectory: Trajectory, config: RewardConfig) -> float:
@@ -59,14 +58,10 @@ def em_format(trajectory: Trajectory, config: RewardConfig) -> Mapping[str, floa
 
 def recall_f1(trajectory: Trajectory, config: RewardConfig) -> Mapping[str, float]:
     """ReCall's reward (arXiv:2503.19470): word F1 of a well formed answer; where that is 0 or there is none, the
-    format score for a valid format, else 0.
-
-    The answer is the final answer action's; in tool mode, the last closed `<answer>` or `\\boxed{}` of the final turn,
-    which then is the valid format.
+    format score for a valid format, else 0. With tools, an answer in the configured pattern is the valid format.
     """
-    answer = tool_answer(trajectory) if _ends_without_call(trajectory) else trajectory.answer
-    valid = answer is not None if _ends_without_call(trajectory) else is_valid_format(trajectory)
-    score = _score(f1, answer, trajectory)
+    valid = _is_final(trajectory) or is_valid_format(trajectory)
+    score = _score(f1, trajectory.answer, trajectory)
     return {"reward": score or (config.format_score if valid else 0.0), "f1": score, "valid_format": float(valid)}
 
 
@@ -92,14 +87,7 @@ def metrics_of(trajectory: Trajectory) -> dict[str, float]:
     return {name: _score(score, trajectory.answer, trajectory) for name, score in scores.items()}
 
 
-def tool_answer(trajectory: Trajectory) -> str | None:
-    """The last closed `<answer>` or `\\boxed{}` in the final turn of a tool trajectory."""
-    text = trajectory.turns[-1].completion.text
-    found = [*_ANSWER.finditer(text), *_BOXED.finditer(text)]
-    return max(found, key=lambda match: match.start()).group(1).strip() if found else None
-
-
-def _ends_without_call(trajectory: Trajectory) -> bool:
+def _is_final(trajectory: Trajectory) -> bool:
     return bool(trajectory.turns) and trajectory.turns[-1].action.kind == "final"
 
 

@@ -38,6 +38,18 @@ def resolve_reward(config: RewardConfig) -> Reward:
         ConfigError: for an unknown name (the nearest is suggested), a module that does not import, or a name in it
             that is missing or cannot be called.
     """
+    reward = _resolve(config)
+    return partial(_with_turn_penalty, reward, config.turn_penalty) if config.turn_penalty else reward
+
+
+def _with_turn_penalty(reward: Reward, penalty: float, trajectory: Trajectory) -> dict[str, float]:
+    """The reward less `penalty` for every turn that the environment answered."""
+    parts = score(reward, trajectory)
+    lost = penalty * sum(turn.observation is not None for turn in trajectory.turns)
+    return parts | {"reward": parts["reward"] - lost, "turn_penalty": lost}
+
+
+def _resolve(config: RewardConfig) -> Reward:
     if ":" in config.function:
         return _load(config.function)
     if config.function not in REWARDS:

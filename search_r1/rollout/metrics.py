@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import ceil
 
 from search_r1.protocols import Metrics
-from search_r1.types import Status, Trajectory, Turn
+from search_r1.types import Status, ToolResult, Trajectory, Turn
 
 _FINAL_STATUSES = (Status.ANSWERED, Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS, Status.VOID)
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
-    """Turns, searches, actions, statuses, lengths in tokens and retrieval times of one batch.
+    """Turns, searches, actions, statuses, lengths in tokens, retrieval times and tool calls of one batch.
 
     Statuses are shares of all trajectories; everything else speaks of those that are not VOID. A search counts where
     its passages were appended: that of the last turn, which is not executed, does not. 0 where there is nothing.
@@ -21,12 +21,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     kept = [trajectory for trajectory in trajectories if trajectory.status is not Status.VOID]
     turns = [turn for trajectory in kept for turn in trajectory.turns]
     statuses = Counter(trajectory.status for trajectory in trajectories)
-    num_invalid = sum(turn.action.kind == "invalid" for turn in turns)
+    num_invalid = sum(turn.action.kind in ("invalid", "end") for turn in turns)
     metrics = {
         "rollout/num_trajectories": float(len(trajectories)),
         "rollout/num_void": float(statuses[Status.VOID]),
         "rollout/turns": _ratio(len(turns), len(kept)),
-        "rollout/searches": _ratio(sum(map(_searched, turns)), len(kept)),
+        "rollout/searches": _ratio(sum(map(_num_searches, turns)), len(kept)),
         "rollout/valid_action_rate": _ratio(len(turns) - num_invalid, len(turns)),
         "rollout/invalid_action_rate": _ratio(num_invalid, len(turns)),
         "rollout/num_truncated_completions": float(sum(turn.completion.finish_reason == "length" for turn in turns)),
@@ -35,11 +35,33 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
         ),
     }
     metrics |= {f"status/{status}": _ratio(statuses[status], len(trajectories)) for status in _FINAL_STATUSES}
-    return metrics | _lengths(kept) | _retrieval_times(turns)
+    return metrics | _lengths(kept) | _retrieval_times(turns) | _tools(turns)
 
 
 def _searched(turn: Turn) -> bool:
     return turn.action.kind == "search" and turn.observation is not None
+
+
+def _num_searches(turn: Turn) -> int:
+    """In tags at most one; with tools every call of the one named search that found something."""
+    calls = turn.observation.calls if turn.observation is not None else ()
+    return _searched(turn) + sum(call.tool == "search" and call.status == "success" for call in calls)
+
+
+def _tools(turns: Sequence[Turn]) -> Metrics:
+    """`tools/<name>/…` of every tool that was run; `tools/rejected_calls` were unreadable or named no allowed tool."""
+    by_tool: defaultdict[str, list[ToolResult]] = defaultdict(list)
+    for turn in turns:
+        for call in turn.observation.calls if turn.observation is not None else ():
+            by_tool[call.tool].append(call)
+    if not by_tool:
+        return {}
+    metrics = {"tools/rejected_calls": float(len(by_tool.pop("", [])))}
+    for name, calls in sorted(by_tool.items()):
+        metrics[f"tools/{name}/calls"] = float(len(calls))
+        metrics[f"tools/{name}/errors"] = float(sum(call.status == "error" for call in calls))
+        metrics[f"tools/{name}/p50_s"] = _percentile(sorted(call.seconds for call in calls), 50)
+    return metrics
 
 
 def _lengths(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from search_r1.types import Passage, Trajectory, Turn
+from search_r1.types import Passage, ToolResult, Trajectory, Turn
 
 
 def trajectory_record(trajectory: Trajectory, reward_parts: Mapping[str, float], step: int) -> dict[str, Any]:
@@ -67,6 +67,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "observation": observation.text if observation else None,
         "num_observation_tokens": len(observation.token_ids) if observation else 0,
         "passages": [_passage(passage) for passage in observation.passages] if observation else [],
+        "calls": [_call(call) for call in observation.calls] if observation else [],
         "truncated": observation.truncated if observation else False,
         "seconds": observation.seconds if observation else 0.0,
     }
@@ -75,3 +76,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
 def _passage(passage: Passage) -> dict[str, Any]:
     score = None if passage.score is None else float(passage.score)
     return {"id": passage.passage_id, "title": passage.title, "text": passage.text, "score": score}
+
+
+def _call(call: ToolResult) -> dict[str, Any]:
+    """What was called and what came of it; what the policy saw stands in the observation."""
+    return {"tool": call.tool, "status": call.status, "content": call.content, "seconds": call.seconds}

@@ -58,7 +58,7 @@ def validate(
     metrics = {f"val/{name}": value for name, value in overall.items()}
     for source, summary in by_source.items():
         metrics |= {f"val/{source}/{name}": value for name, value in summary.items()}
-    metrics |= {f"val/{k}": v for k, v in rollout_metrics(trajectories).items() if k.startswith("status/")}
+    metrics |= {f"val/{k}": v for k, v in rollout_metrics(trajectories).items() if k.startswith(("status/", "tools/"))}
     records = [trajectory_record(t, _parts(t, reward), step) for t in trajectories]
     return ValidationResult(overall, by_source, metrics, records)
 

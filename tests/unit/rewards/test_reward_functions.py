@@ -6,6 +6,7 @@ import pytest
 
 from search_r1.config import RewardConfig
 from search_r1.rewards import REWARDS, metrics_of, resolve_reward, score
+from search_r1.rollout.tool_calls import find_answer
 from search_r1.types import Action, Observation, Status, Trajectory, Turn
 from tests.fakes import answer_turn, make_completion, make_prompt, make_trajectory, search_turn
 
@@ -108,8 +109,19 @@ def test_recall_f1_keeps_a_floor_for_the_format() -> None:
 def test_recall_f1_reads_the_final_turn_of_a_tool_trajectory(text: str, expected: float) -> None:
     response = Observation(r"<tool_response>\boxed{Paris}</tool_response>", ())
     call = Turn(make_completion(r"<tool_call>{}</tool_call> \boxed{Paris}"), Action("tool_call", "{}"), response)
-    trajectory = make_trajectory([call, Turn(make_completion(text), Action("final", text))])
+    answer = find_answer(text)
+    last = Action("end") if answer is None else Action("final", answer)
+    trajectory = make_trajectory([call, Turn(make_completion(text), last)])
     assert value("recall_f1", trajectory) == pytest.approx(expected)
+    assert trajectory.answer == answer
+
+
+@pytest.mark.parametrize("name", ["em", "recall_f1"])
+def test_a_turn_penalty_is_taken_off_for_every_turn_that_was_answered(name: str) -> None:
+    trajectory = make_trajectory([search_turn("q"), search_turn("q"), answer_turn("Paris")])
+    assert value(name, trajectory, turn_penalty=0.25) == 0.5
+    parts = score(resolve_reward(RewardConfig(function=name, turn_penalty=0.25)), trajectory)
+    assert parts["turn_penalty"] == 0.5
 
 
 def legacy_trajectory(prompt: str, *texts: str) -> Trajectory:
