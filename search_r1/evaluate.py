@@ -64,7 +64,7 @@ def evaluate(config: Config, output: Path | None = None) -> ValidationResult:
     """
     from search_r1.backends.tokenizer import load_tokenizer
     from search_r1.data.questions import load_questions, spread
-    from search_r1.trainer.build import build_engine, build_rollouts, check_inputs
+    from search_r1.trainer.build import build_engine, build_rollouts, check_inputs, check_questions
     from search_r1.trainer.console import RunConsole, comparison_table
     from search_r1.trainer.run_folder import RunFolder, new_run_path
     from search_r1.trainer.validation import validate
@@ -74,6 +74,7 @@ def evaluate(config: Config, output: Path | None = None) -> ValidationResult:
     questions = spread(load_questions(config.data.val_files, config.data.template), config.data.max_val_questions)
     check_inputs(config)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    check_questions(config, tokenizer, questions)
     console = RunConsole(0)
     with ExitStack() as stack:
         engine = build_engine(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from search_r1.config import Config
+from search_r1.data.chat_turns import ChatTurns
 from search_r1.data.questions import load_questions, spread
 from search_r1.data.templates import PromptEncoder, encode_plain
+from search_r1.data.tool_prompts import ToolPrompts
 from search_r1.environments.async_retriever import GatheringRetrieverClient
+from search_r1.environments.executors import PlainExecutor
 from search_r1.environments.retriever_client import MAX_PAUSE_S
 from search_r1.environments.search import SearchEnvironment
+from search_r1.environments.search_tool import search_tool
+from search_r1.environments.tool_registry import Tool, load_tools
+from search_r1.environments.tools import ToolEnvironment
 from search_r1.errors import ConfigError
-from search_r1.protocols import Critic, Environment, Policy, Reference, RolloutEngine, Scorer, WeightSync
+from search_r1.protocols import Critic, Environment, Policy, Reference, RolloutEngine, Scorer, ToolExecutor, WeightSync
 from search_r1.rewards import resolve_reward
 from search_r1.rollout.async_schedule import AsyncLimits
 from search_r1.rollout.manager import LLMGenerationManager
@@ -27,13 +33,15 @@ from search_r1.trainer.step import Roles
 from search_r1.trainer.trainer import Trainer, optimizer_steps
 from search_r1.types import Question
 
+EncodePrompt = Callable[[Question], tuple[int, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
     """What rolling out needs, with or without a trainer."""
 
     manager: LLMGenerationManager
-    encode_prompt: Callable[[Question], tuple[int, ...]]
+    encode_prompt: EncodePrompt
 
 
 def needs_reference(config: Config) -> bool:
@@ -84,13 +92,25 @@ def build_hf_engine(config: Config, device: str) -> RolloutEngine:
 def build_vllm_engine(config: Config) -> RolloutEngine:
     from search_r1.engines.vllm_engine import VLLMEngine
 
-    return VLLMEngine.from_config(config)
+    engine = config.engine
+    return VLLMEngine(
+        config.model.path,
+        dtype=config.model.dtype if engine.dtype == "auto" else engine.dtype,
+        max_batch_size=engine.max_batch_size,
+        max_batch_tokens=engine.max_batch_tokens,
+        max_model_len=config.rollout.max_prompt_length,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        cpu_cache_gib=engine.cpu_cache_gib,
+        enforce_eager=engine.enforce_eager,
+        seed=config.seed,
+        trust_remote_code=config.model.trust_remote_code,
+    )
 
 
 def build_rollouts(config: Config, engine: RolloutEngine, tokenizer: Any) -> Rollouts:
-    manager = LLMGenerationManager(engine, build_environment(config, tokenizer), config.rollout, async_limits(config))
-    render = PromptEncoder(tokenizer)
-    return Rollouts(manager, lambda question: render(question.prompt_messages))
+    environment, encode_prompt = build_environment(config, tokenizer)
+    return Rollouts(LLMGenerationManager(engine, environment, config.rollout, async_limits(config)), encode_prompt)
 
 
 def async_limits(config: Config) -> AsyncLimits:
@@ -99,18 +119,52 @@ def async_limits(config: Config) -> AsyncLimits:
         max_generations=config.engine.max_batch_size * config.engine.num_engines,
         max_searches=config.rollout.max_concurrent_searches,
         generation_timeout_s=config.engine.timeout_s,
-        search_timeout_s=(environment.timeout_s + MAX_PAUSE_S) * (environment.max_retries + 1),
+        search_timeout_s=(environment.timeout_s + MAX_PAUSE_S) * (environment.max_retries + 1)
+        + environment.tool_timeout_s,
     )
 
 
-def build_environment(config: Config, tokenizer: Any) -> Environment:
-    return SearchEnvironment(
-        build_retriever(config),
-        partial(encode_plain, tokenizer),
-        partial(tokenizer.decode, skip_special_tokens=False),
-        config.environment,
-        config.rollout.max_obs_length,
-    )
+def build_environment(config: Config, tokenizer: Any) -> tuple[Environment, EncodePrompt]:
+    """The environment, and what makes the prompts that speak its language."""
+    encode = partial(encode_plain, tokenizer)
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    max_obs_length = config.rollout.max_obs_length
+    if config.environment.name == "search":
+        retriever = build_retriever(config)
+        render = PromptEncoder(tokenizer)
+        search = SearchEnvironment(retriever, encode, decode, config.environment, max_obs_length)
+        return search, lambda question: render(question.prompt_messages)
+    opening = config.environment.forced_opening
+    turns = ChatTurns(tokenizer, opening)
+    client = build_retriever(config) if config.environment.retriever_urls else None
+    tools = build_tools(config, client)
+    executor = build_executor(config, tools)
+    environment = ToolEnvironment(tools, executor, turns, encode, decode, config.environment, max_obs_length, client)
+    return environment, ToolPrompts(tokenizer, {name: tool.schema for name, tool in tools.items()}, opening)
+
+
+def build_tools(config: Config, retriever: GatheringRetrieverClient | None) -> dict[str, Tool]:
+    """Search, where there is a retriever, and the tools of the configured modules."""
+    environment, adopt = config.environment, None
+    if environment.executor == "langgraph":
+        try:
+            from search_r1.environments.langgraph_executor import adopt_langchain_tool as adopt
+        except ImportError as error:
+            raise ConfigError(
+                f"environment.executor=langgraph needs the extra search_r1[tools] ({error}): "
+                "pip install langgraph langchain-core"
+            ) from error
+    first = [search_tool(retriever, environment.top_k, environment.max_query_chars)] if retriever else []
+    return load_tools(environment.tools, adopt, first)
+
+
+def build_executor(config: Config, tools: dict[str, Tool]) -> ToolExecutor:
+    environment = config.environment
+    if environment.executor == "plain":
+        return PlainExecutor(environment.tool_timeout_s, environment.max_concurrent_tools)
+    from search_r1.environments.langgraph_executor import LangGraphExecutor
+
+    return LangGraphExecutor(tools, environment.tool_timeout_s, environment.max_concurrent_tools)
 
 
 def build_retriever(config: Config) -> GatheringRetrieverClient:
@@ -149,7 +203,20 @@ def check_inputs(config: Config) -> None:
             f"{config.model.path}: lower it, and max_start_length or max_turns with it"
         )
     resolve_reward(config.reward)
-    build_retriever(config).check()
+    if config.environment.retriever_urls:
+        build_retriever(config).check()
+
+
+def check_questions(config: Config, tokenizer: Any, questions: Sequence[Question]) -> None:
+    """Make one prompt of every list of tools that the questions name; whatever is wrong is told now.
+
+    Raises:
+        ConfigError, DataError: with the remedy.
+    """
+    _, encode_prompt = build_environment(config, tokenizer)
+    if config.environment.name == "tools":
+        for question in {question.tools: question for question in questions}.values():
+            encode_prompt(question)
 
 
 def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stack: ExitStack) -> Trainer:
@@ -161,6 +228,7 @@ def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stac
     val_questions = spread(load_questions(config.data.val_files, config.data.template), config.data.max_val_questions)
     check_inputs(config)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    check_questions(config, tokenizer, [*train_questions, *val_questions])
     steps = optimizer_steps(config, len(train_questions))
     build = build_local_roles if config.cluster.launcher == "local" else build_ray_roles
     roles = build(config, tokenizer, steps, stack)
@@ -194,7 +262,7 @@ def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], st
             local[name].offload()
 
     trainer = Trained(policy, partial(score_roles, local), offload, local.get("reference"), local.get("critic"))
-    return _roles(config, tokenizer, engine, trainer, sync_weights)
+    return _roles(config, tokenizer, engine, trainer, sync_weights, stack)
 
 
 def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
@@ -225,7 +293,7 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
     reference = remote.RemoteReference(scorer) if needs_reference(config) else None
     is_ppo = config.algorithm.advantage == "gae"
     critic = remote.RemoteCritic(scorer, config.critic.mini_batch_size * size) if is_ppo else None
-    return _roles(config, tokenizer, engine, Trained(policy, scorer, group.offload, reference, critic), sync)
+    return _roles(config, tokenizer, engine, Trained(policy, scorer, group.offload, reference, critic), sync, stack)
 
 
 def absolute_paths(config: Config) -> Config:
@@ -257,8 +325,9 @@ class Trained:
     critic: Critic | None
 
 
-def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: WeightSync) -> Roles:
+def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: WeightSync, stack: ExitStack) -> Roles:
     rollouts = build_rollouts(config, engine, tokenizer)
+    stack.callback(rollouts.manager.close)
     turns: dict[str, Any] = {}
     if config.engine.sleep_while_training and config.engine.name == "vllm":
         turns |= {"sleep": engine.sleep, "wake_up": engine.wake_up}
