@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--config-name", default="grpo", help="a file in configs/: grpo or ppo (default: grpo)")
     parser.add_argument("--show-config", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument("--show-memory-plan", action="store_true", help="print what each GPU will hold and stop")
+    parser.add_argument("--gpu-gib", type=float, default=None, help="memory of a GPU (default: this machine's, or 80)")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
@@ -36,7 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.show_config:
             sys.stdout.write(to_yaml(config))
             return 0
+        if options.show_memory_plan:
+            sys.stdout.write(describe_memory(config, options.gpu_gib))
+            return 0
         check_training(config)
+        if config.cluster.gpus_per_worker:
+            sys.stderr.write(describe_memory(config, options.gpu_gib))
         train(config)
     except SearchR1Error as error:
         sys.stderr.write(f"error: {error}\n")
@@ -45,6 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("interrupted: the same command goes on from the last checkpoint\n")
         return 130
     return 0
+
+
+def describe_memory(config: Config, gpu_gib: float | None) -> str:
+    """The memory plan of a run, with the settings to change when it will not fit."""
+    import torch
+
+    from search_r1.backends.model import role_sizes
+    from search_r1.trainer.build import needs_reference
+    from search_r1.trainer.memory_plan import GIB, memory_plan, remedies, render
+
+    here = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    gpu_bytes = gpu_gib * GIB if gpu_gib else here or 80 * GIB
+    sizes = role_sizes(config, needs_reference(config))
+    plan = memory_plan(config, sizes, gpu_bytes)
+    return render(plan, remedies(config, sizes, gpu_bytes), assumed=not (gpu_gib or here))
 
 
 def train(config: Config) -> dict[str, object]:

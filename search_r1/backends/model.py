@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from search_r1.backends.lora import ADAPTER_CONFIG, attach_lora, is_adapter
 from search_r1.backends.packing import VARLEN
-from search_r1.config import LoraConfig, ModelConfig
+from search_r1.config import Config, LoraConfig, ModelConfig
 from search_r1.data.micro_batches import SequenceCost
 from search_r1.data.model_size import ModelSize
 from search_r1.errors import ConfigError
@@ -128,6 +128,22 @@ def sequence_cost(path: str, trust_remote_code: bool = False) -> SequenceCost:
     """Multiplications of a forward pass in units of one token's matrix products, from a model's config alone."""
     size = model_size(path, trust_remote_code)
     return SequenceCost(1.0, size.layers * size.attention_width / max(size.parameters - size.embeddings, 1))
+
+
+def role_sizes(config: Config, with_reference: bool) -> dict[str, ModelSize]:
+    """Of the models that a run holds beside the engine's."""
+    model = config.model
+    sizes = {"policy": model_size(model.path, model.trust_remote_code, model.lora)}
+    if with_reference and not shares_base(model):
+        sizes["reference"] = model_size(model.reference_path or model.path, model.trust_remote_code)
+    if config.algorithm.advantage == "gae":
+        sizes["critic"] = model_size(model.critic_path or model.path, model.trust_remote_code, model.lora)
+    return sizes
+
+
+def shares_base(config: ModelConfig) -> bool:
+    """The policy with its adapters off is the reference."""
+    return config.lora.rank > 0 and config.reference_path in (None, config.path)
 
 
 def model_size(path: str, trust_remote_code: bool = False, lora: LoraConfig | None = None) -> ModelSize:

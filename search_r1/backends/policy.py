@@ -23,6 +23,7 @@ from search_r1.backends.model import (
     load_trainable_lm,
     refuse_adapter,
     save_causal_lm,
+    shares_base,
 )
 from search_r1.backends.residence import Residence
 from search_r1.backends.trainable import Trainable, mean_metrics
@@ -275,5 +276,4 @@ class BaseReference:
 
 def build_reference(config: Config, sharding: Sharding, policy: LocalPolicy) -> ReferencePolicy | BaseReference:
     """The policy as it was at the start, or the model at `model.reference_path`."""
-    own_weights = config.model.reference_path in (None, config.model.path)
-    return BaseReference(policy) if config.model.lora.rank and own_weights else ReferencePolicy(config, sharding)
+    return BaseReference(policy) if shares_base(config.model) else ReferencePolicy(config, sharding)

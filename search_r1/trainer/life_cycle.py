@@ -1,4 +1,4 @@
-"""Turns on a GPU: the engine sleeps while the trainer works, the trainer lies in host memory while the engine samples."""
+"""Turns on a GPU: the engine sleeps while the trainer works, the trainer is in host memory while the engine samples."""
 
 from __future__ import annotations
 

@@ -1,0 +1,194 @@
+"""What a run will hold on each GPU, told before it starts, and which setting to change when it will not fit.
+
+Bytes follow from counts of parameters, so they are exact for weights, gradients and AdamW (arXiv:1910.02054, section
+3.1) and an estimate for activations (arXiv:2205.05198, section 4.1, with attention that keeps no scores).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from search_r1.config import Config
+from search_r1.data.model_size import ModelSize
+
+GIB = 1 << 30
+_RESERVED = 2 * GIB
+"""CUDA context, communication buffers, fragments."""
+_MASTER = 4
+"""Bytes of a float32 weight; as many for its gradient, twice as many for AdamW's two moments."""
+_ACTIVATION_FACTOR = 17
+"""Numbers kept a token, a layer and a hidden unit for the backward pass."""
+_LOGITS_BYTES = 4 * 4 * 2**24
+"""A chunk of logits in float32, its softmax and their gradients."""
+PHASES = ("training", "sync", "generating")
+Sizes = Mapping[str, ModelSize]
+"""Of `policy`, and of `reference` and `critic` where they are models of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    training: float
+    """Bytes on one GPU in this phase."""
+    sync: float
+    generating: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    rows: tuple[Row, ...]
+    gpu_bytes: float
+
+    def total(self, phase: str) -> float:
+        return sum(getattr(row, phase) for row in self.rows)
+
+    @property
+    def peak(self) -> float:
+        return max(self.total(phase) for phase in PHASES) + _RESERVED
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.gpu_bytes
+
+
+def memory_plan(config: Config, sizes: Sizes, gpu_bytes: float) -> MemoryPlan:
+    """Memory of one GPU that holds one training worker and, where it is shared, one engine."""
+    rows = [row for role, size in sizes.items() for row in _role_rows(config, role, size)]
+    activations = max(_activations(config, size) for role, size in sizes.items() if role != "reference")
+    rows.append(Row("activations, about", activations + _LOGITS_BYTES, 0, 0))
+    if engine := _engine(config, sizes["policy"], gpu_bytes):
+        asleep = config.engine.name == "vllm" and config.engine.sleep_while_training
+        rows.append(Row("engine", 0 if asleep else engine, engine, engine))
+    return MemoryPlan(tuple(rows), gpu_bytes)
+
+
+def _role_rows(config: Config, role: str, size: ModelSize) -> list[Row]:
+    sharded = config.sharding.name == "fsdp2"
+    shards = config.cluster.num_workers // config.sharding.replicas if sharded else 1
+    on_gpu = not (sharded and config.sharding.cpu_offload)
+    stays = on_gpu and not config.policy.offload_while_generating
+
+    def row(what: str, count: float, kept: bool = True) -> Row:
+        held = _MASTER * count / shards * on_gpu
+        return Row(f"{role}: {what}", held, held * kept, held * kept * stays)
+
+    rows = [row("weights", size.parameters + size.adapters)]
+    if role != "reference":
+        rows += [row("gradients", size.trainable, kept=False), row("optimizer", 2 * size.trainable)]
+    if working := _working_copy(config, size, sharded):
+        rows.append(Row(f"{role}: working copy", working, 0, 0))
+    return rows
+
+
+def _working_copy(config: Config, size: ModelSize, sharded: bool) -> float:
+    """Gathered shards of the outer parameters and two layers, or autocast's half precision copy of all weights."""
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    if not sharded:
+        return 2.0 * size.parameters if width == 2 else 0.0
+    return width * (size.embeddings + 2 * (size.parameters - size.embeddings) / max(size.layers, 1))
+
+
+def _activations(config: Config, size: ModelSize) -> float:
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    tokens = max(config.policy.max_tokens_per_micro_batch, config.critic.max_tokens_per_micro_batch)
+    a_layer = width * size.hidden * tokens
+    if config.model.gradient_checkpointing:
+        return a_layer * (size.layers + _ACTIVATION_FACTOR)
+    return a_layer * size.layers * _ACTIVATION_FACTOR
+
+
+def _engine(config: Config, policy: ModelSize, gpu_bytes: float) -> float:
+    """On the trainer's GPU: vLLM's share where workers leave it room, or the HF engine's weights."""
+    if config.engine.name == "hf":
+        return _MASTER * policy.parameters
+    return config.engine.gpu_memory_utilization * gpu_bytes if shares_gpu(config) else 0.0
+
+
+def shares_gpu(config: Config) -> bool:
+    """Workers that take part of a GPU leave the rest to an engine."""
+    return config.engine.name == "vllm" and config.cluster.gpus_per_worker < 1
+
+
+Change = tuple[str, Callable[[Config, Sizes], tuple[Config, Sizes]]]
+
+
+def remedies(config: Config, sizes: Sizes, gpu_bytes: float) -> list[str]:
+    """Settings that together make the plan fit, the least costly ones first; empty when it fits or nothing helps."""
+
+    def peak(changes: Sequence[Change]) -> float:
+        changed = config, sizes
+        for _, change in changes:
+            changed = change(*changed)
+        return memory_plan(*changed, gpu_bytes).peak
+
+    if peak([]) <= gpu_bytes:
+        return []
+    chosen: list[Change] = []
+    for change in _changes(config):
+        if peak([*chosen, change]) < peak(chosen):
+            chosen.append(change)
+        if peak(chosen) <= gpu_bytes:
+            break
+    else:
+        return []
+    for change in tuple(chosen):
+        rest = [other for other in chosen if other is not change]
+        if peak(rest) <= gpu_bytes:
+            chosen = rest
+    return [name for name, _ in chosen]
+
+
+def _changes(config: Config) -> list[Change]:
+    """Candidates, from those that cost nothing to those that cost speed or change what is trained."""
+
+    def setting(section: str, **values: object) -> Change:
+        names = [f"{section}.{key}={str(value).lower()}" for key, value in values.items()]
+
+        def apply(config: Config, sizes: Sizes) -> tuple[Config, Sizes]:
+            return replace(config, **{section: replace(getattr(config, section), **values)}), sizes
+
+        return " ".join(names), apply
+
+    def lora(config: Config, sizes: Sizes) -> tuple[Config, Sizes]:
+        return config, {
+            role: replace(size, adapters=size.adapters or size.parameters // 100)
+            for role, size in sizes.items()
+            if role != "reference"
+        }
+
+    changes = []
+    if shares_gpu(config):
+        changes.append(setting("engine", sleep_while_training=True))
+    changes.append(setting("policy", offload_while_generating=True))
+    if config.cluster.num_workers > 1 and config.sharding.name == "none":
+        changes.append(setting("sharding", name="fsdp2"))
+    changes.append(setting("model", gradient_checkpointing=True))
+    tokens = config.policy.max_tokens_per_micro_batch
+    while (tokens := tokens // 2) >= config.rollout.max_prompt_length:
+        changes.append(setting("policy", max_tokens_per_micro_batch=tokens))
+    if shares_gpu(config) and config.engine.gpu_memory_utilization > 0.3:
+        changes.append(setting("engine", gpu_memory_utilization=0.3))
+    changes.append(("model.lora.rank=16", lora))
+    if config.cluster.launcher == "ray":
+        changes.append(setting("sharding", name="fsdp2", cpu_offload=True))
+    return changes
+
+
+def render(plan: MemoryPlan, advice: Sequence[str], assumed: bool = False) -> str:
+    """The plan as a table of GiB, and what to change."""
+    width = max(len(row.name) for row in plan.rows)
+    lines = [f"GiB on each GPU{'':{max(width - 15, 0)}}" + "".join(f"{phase:>12}" for phase in PHASES)]
+    lines += [
+        f"{row.name:<{width}}" + "".join(f"{getattr(row, phase) / GIB:12.2f}" for phase in PHASES) for row in plan.rows
+    ]
+    lines.append(f"{'total':<{width}}" + "".join(f"{plan.total(phase) / GIB:12.2f}" for phase in PHASES))
+    size = f"{plan.gpu_bytes / GIB:.0f} GiB{' (assumed)' if assumed else ''}"
+    needed = f"peak {plan.peak / GIB:.1f} GiB with {_RESERVED / GIB:.0f} GiB in reserve, on a GPU of {size}"
+    if plan.fits:
+        lines.append(f"It fits: {needed}.")
+    elif advice:
+        lines.append(f"It will not fit: {needed}. Set {' '.join(advice)}")
+    else:
+        lines.append(f"It will not fit: {needed}. No setting is enough: raise cluster.num_workers, or a smaller model")
+    return "\n".join(lines) + "\n"
