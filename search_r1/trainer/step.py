@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from search_r1.algorithms import advantages as estimators
+from search_r1.algorithms import corrections
 from search_r1.algorithms.kl import KLController, token_kl
 from search_r1.algorithms.masking import masked_mean, masked_whiten
 from search_r1.config import Config
@@ -21,7 +22,7 @@ from search_r1.rewards import score
 from search_r1.rollout.manager import LLMGenerationManager
 from search_r1.rollout.metrics import rollout_metrics
 from search_r1.trainer.life_cycle import LifeCycle
-from search_r1.types import Prompt, Question, RolloutBatch, SamplingConfig, Status, TrainBatch, Trajectory
+from search_r1.types import Question, RolloutBatch, Status, TrainBatch, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +64,10 @@ class Stopwatch:
         self.times[f"time/{name}_s"] = self.times.get(f"time/{name}_s", 0.0) + time.perf_counter() - start
 
 
-def make_prompts(roles: Roles, questions: Sequence[Question], group_size: int) -> list[Prompt]:
-    """Each question `group_size` times; the group is the place in the batch, so equal rows stay apart."""
-    return [
-        Prompt(question, group_id, token_ids)
-        for group_id, question in enumerate(questions)
-        for token_ids in [roles.encode_prompt(question)]
-        for _ in range(group_size)
-    ]
-
-
 def train_step(
-    roles: Roles,
-    questions: Sequence[Question],
-    config: Config,
-    step: int,
-    kl: KLController,
-    on_turn: Callable[..., None] | None = None,
+    roles: Roles, trajectories: Sequence[Trajectory], config: Config, step: int, kl: KLController, watch: Stopwatch
 ) -> StepResult:
-    """Roll out, score, learn, and carry the new weights to the engine."""
-    watch = Stopwatch()
-    rollout = config.rollout
-    sampling = SamplingConfig(rollout.max_response_length, rollout.temperature, rollout.top_p, seed=config.seed + step)
-    prompts = make_prompts(roles, questions, rollout.group_size)
-    with watch.phase("rollout"), roles.life_cycle.generating():
-        trajectories = roles.manager.run_llm_loop(prompts, sampling, policy_version=step - 1, on_turn=on_turn)
+    """Score, learn, and carry the new weights to the engine."""
     with watch.phase("reward"):
         parts = [{} if t.status is Status.VOID else score(roles.reward, t) for t in trajectories]
     kept = [(t, p["reward"]) for t, p in zip(trajectories, parts, strict=True) if p]
@@ -96,6 +76,7 @@ def train_step(
     rewards = [reward for _, reward in kept]
     batch, metrics = prepare(roles, collate([t for t, _ in kept], rewards, roles.pad_token_id), config, kl, watch)
     metrics |= rollout_metrics(trajectories) | reward_metrics(parts) | group_metrics(kept)
+    metrics |= staleness_metrics([t for t, _ in kept], step)
     if roles.critic:
         with watch.phase("critic"):
             metrics |= roles.critic.update(batch)
@@ -104,7 +85,8 @@ def train_step(
             metrics |= roles.policy.update(batch)
         with watch.phase("sync"):
             metrics |= roles.sync_weights()
-    return StepResult(metrics, trajectories, parts, batch, watch.times)
+            roles.manager.weights_changed(step)
+    return StepResult(metrics, list(trajectories), parts, batch, watch.times)
 
 
 def prepare(
@@ -137,13 +119,44 @@ def prepare(
         metrics["kl/per_token"] = float(masked_mean(divergence, mask))
     advantages, returns = compute_advantages(config, token_rewards, rollout, values)
     metrics |= advantage_metrics(advantages, values, returns, mask)
-    return TrainBatch(rollout, advantages, old, reference, values, returns), metrics
+    weights, mismatch = correct_mismatch(config, rollout, old)
+    return TrainBatch(rollout, advantages, old, reference, values, returns, weights), metrics | mismatch
 
 
 def needs_old_log_probs(config: Config, num_rows: int) -> bool:
-    """With one optimizer step a batch the old log-probs are the current ones, unless the reward needs them first."""
+    """With one optimizer step a batch the old log-probs are the current ones, unless something needs them first."""
     one_step = config.policy.epochs == 1 and num_rows <= config.policy.mini_batch_size * config.rollout.group_size
-    return not one_step or config.algorithm.kl_placement == "reward"
+    return not one_step or config.algorithm.kl_placement == "reward" or importance_cap(config) is not None
+
+
+def importance_cap(config: Config) -> float | None:
+    """Where importance weights are cut; None is no correction."""
+    cap = config.algorithm.importance_cap
+    return 2.0 if cap is None and config.rollout.max_staleness > 0 else cap
+
+
+def correct_mismatch(config: Config, rollout: RolloutBatch, old: Tensor | None) -> tuple[Tensor | None, Metrics]:
+    """Importance weights (B, T) for tokens sampled by other weights or kernels than the trainer's, None without."""
+    if old is None:
+        return None, {}
+    log_probs = old, rollout.rollout_log_probs, rollout.loss_mask
+    metrics = {"mismatch/kl": float(corrections.mismatch_kl(*log_probs))}
+    cap, mask_above = importance_cap(config), config.algorithm.importance_mask_above
+    if cap is None:
+        return None, metrics
+    weights = corrections.truncated_importance_weights(*log_probs, cap)
+    metrics["mismatch/truncated_share"] = float(corrections.truncated_share(*log_probs, cap))
+    if mask_above is not None:
+        credible = corrections.credible_tokens(*log_probs, 1 / mask_above, mask_above)
+        weights = weights * credible
+        metrics["mismatch/masked_share"] = 1.0 - float(masked_mean(credible.float(), rollout.loss_mask))
+    return weights, metrics
+
+
+def staleness_metrics(trajectories: Sequence[Trajectory], step: int) -> Metrics:
+    """Updates between the weights that a trajectory was begun under and those that train on it."""
+    ages = [step - 1 - trajectory.policy_version for trajectory in trajectories]
+    return {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
 
 
 def compute_advantages(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,9 @@ from search_r1.rollout.records import trajectory_record
 from search_r1.trainer.checkpoints import Checkpoints, comparable
 from search_r1.trainer.console import RunConsole, comparison_table
 from search_r1.trainer.health import HealthCheck
+from search_r1.trainer.rollouts import StepRollouts
 from search_r1.trainer.run_folder import RunFolder
-from search_r1.trainer.step import Roles, StepResult, train_step
+from search_r1.trainer.step import Roles, StepResult, Stopwatch, train_step
 from search_r1.trainer.validation import ValidationResult, validate
 from search_r1.types import Question
 
@@ -60,11 +63,14 @@ class Trainer:
             train_questions, config.data.train_batch_size, seed=config.seed, shuffle=config.data.shuffle
         )
         self.total_steps = total_steps(config, len(train_questions))
+        self.rollouts = StepRollouts(roles, self.stream, config, self.total_steps)
         self.kl = build_kl_controller(config)
         self.checkpoints = Checkpoints(folder.checkpoints, config.trainer.keep_checkpoints)
         self.progress = Progress()
         self.last: StepResult | None = None
-        self.health = HealthCheck(config.trainer.max_bad_steps, config.engine.max_parity_error, self._save_bad_batch)
+        stale = config.rollout.max_staleness > 0
+        max_parity_error = math.inf if stale else config.engine.max_parity_error
+        self.health = HealthCheck(config.trainer.max_bad_steps, max_parity_error, self._save_bad_batch)
         self.console = RunConsole(self.total_steps, enabled=show and "console" in config.tracking.backends)
 
     def fit(self, resume_from: Any = None) -> dict[str, Any]:
@@ -76,7 +82,7 @@ class Trainer:
         self.folder.write_json("settings.json", comparable(self.config))
         self.folder.link_latest()
         self.roles.sync_weights()
-        with self.console:
+        with self.console, closing(self.rollouts):
             if self.progress.step == 0 and self.config.validation.before_training:
                 self.progress.before = self._tables(self._validate(0))
             after = None
@@ -92,9 +98,10 @@ class Trainer:
         return summary
 
     def _step(self, step: int) -> ValidationResult | None:
-        start = time.perf_counter()
-        questions = self.stream.next_batch()
-        result = train_step(self.roles, questions, self.config, step, self.kl, on_turn=self._on_turn)
+        start, watch = time.perf_counter(), Stopwatch()
+        with watch.phase("rollout"):
+            trajectories = self.rollouts.take(step, self._on_turn)
+        result = train_step(self.roles, trajectories, self.config, step, self.kl, watch)
         self.progress.train_seconds += time.perf_counter() - start
         self.progress.step, self.last = step, result
         metrics = result.metrics | result.times | {"time/step_s": time.perf_counter() - start}
@@ -150,7 +157,7 @@ class Trainer:
 
     def _state(self) -> State:
         return {
-            "data": self.stream.state(),
+            "data": self.rollouts.state(),
             "kl": self.kl.state(),
             "train_seconds": self.progress.train_seconds,
             "before": self.progress.before,
