@@ -190,7 +190,7 @@ def test_a_checkpoint_with_and_one_without_adapters_are_told_apart(folders: Fold
         LocalPolicy(adapted, Replicated(), 1).load(str(tmp_path / "plain"))
     with pytest.raises(ConfigError, match="holds a LoRA adapter"):
         LocalPolicy(plain, Replicated(), 1).load(str(tmp_path / "adapter"))
-    with pytest.raises(ConfigError, match="model.lora.rank=4"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=4"):
         LocalPolicy(lora_config(folders[True], rank=8), Replicated(), 1).load(str(tmp_path / "adapter"))
     fewer = lora_config(folders[True], targets=("q_proj",))
     with pytest.raises(ConfigError, match="does not fit"):
