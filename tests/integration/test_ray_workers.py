@@ -54,6 +54,16 @@ def test_one_and_two_workers_and_no_ray_give_the_same_numbers(tmp_path: Path, ur
             assert row == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
 
 
+def test_adapters_train_alike_in_one_process_and_sharded_over_two(tmp_path: Path, url: str) -> None:
+    sharded = ("cluster.launcher=ray", "cluster.num_workers=2", "sharding.name=fsdp2")
+    results = []
+    for name, settings in (("local", ("cluster.launcher=local",)), ("sharded", sharded)):
+        (tmp_path / name).mkdir()
+        results.append(run(tmp_path / name, url, "grpo", *settings, "model.lora.rank=4", "policy.optim.lr=1e-2"))
+    for expected, row in zip(*results, strict=True):
+        assert row == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+
+
 def test_a_run_resumes_on_another_number_of_workers_and_another_sharding(tmp_path: Path, url: str) -> None:
     common = ["cluster.launcher=ray", "trainer.save_every_steps=1", "validation.before_training=false"]
     run(tmp_path, url, "ppo", *common, "trainer.total_steps=1", "cluster.num_workers=2", "sharding.name=fsdp2")

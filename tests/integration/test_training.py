@@ -50,6 +50,22 @@ def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(tmp_path: Path, u
     assert (whole / "summary.json").exists()
 
 
+def test_adapters_alone_are_trained_saved_and_resumed(tmp_path: Path, url: str) -> None:
+    settings = ("model.lora.rank=4", "policy.packing=packed", "algorithm.kl_placement=reward")
+    whole = run(tmp_path, url, "ppo", *settings)
+    expected = metrics_rows(whole)
+    saved = whole / "checkpoints" / "step_000004"
+    assert (saved / "policy" / "adapter_model.safetensors").is_file()
+    assert not (saved / "policy" / "model.safetensors").exists()
+    (whole / "summary.json").unlink()
+    for step in (3, 4):
+        shutil.rmtree(whole / "checkpoints" / f"step_{step:06d}")
+    run(tmp_path, url, "ppo", *settings)
+    assert metrics_rows(whole) == expected
+    assert expected[1]["kl/reward"] == 0
+    assert expected[4]["kl/reward"] != 0
+
+
 def test_a_run_killed_in_mid_step_goes_on_by_the_same_command(tmp_path: Path, url: str) -> None:
     arguments = tiny_run(tmp_path, url, "validation.before_training=false")
     command = [sys.executable, "-m", "search_r1.main", "--config-name", "grpo", *arguments]

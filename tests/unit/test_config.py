@@ -62,6 +62,10 @@ def test_quick_start_sets_ppo_apart_only_in_ppo() -> None:
         ("rollout.temperature=-1", "must not be negative"),
         ("algorithm.kl_controller=adaptive", "kl_placement=reward"),
         ("policy.dual_clip=0.5", "above 1"),
+        ("model.lora.rank=-1", "must not be negative"),
+        ("model.lora.alpha=0", "above 0"),
+        ("model.lora.ranks=8", "did you mean model.lora.rank"),
+        ("policy.packing=pack", "'packed'"),
         ("rollout.max_void_share=1.5", "between 0 and 1"),
         ("rollout.max_prompt_length=100", "leaves no room"),
         ("data.train_batch_size=0", "above 0"),
@@ -79,6 +83,8 @@ def test_a_wrong_setting_is_named_with_its_remedy(override: str, words: str) -> 
         ("rollout.group_size=1", "nothing is learned"),
         ("critic.warmup_steps=3", "no critic"),
         ("data.train_batch_size=8", "one optimizer step"),
+        ("sharding.replicas=2", "sharding.name=fsdp2"),
+        ("sharding.cpu_offload=true", "sharding.name=fsdp2"),
     ],
 )
 def test_a_setting_without_effect_is_a_warning(override: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,3 +149,18 @@ def test_the_shown_configuration_can_be_read_back() -> None:
 def test_default_lengths_follow_the_sizing_rule_of_the_field() -> None:
     rollout = Config().rollout
     assert full_context_length(rollout) == 2048 + 500 * 3 + 500 * 2
+
+
+def test_replicas_must_share_the_workers_evenly() -> None:
+    settings = ["sharding.name=fsdp2", "cluster.launcher=ray", "rollout.group_size=5", "sharding.replicas=2"]
+    assert compose_config("grpo", [*settings, "cluster.num_workers=4"]).sharding.replicas == 2
+    with pytest.raises(ConfigError, match=r"sharding\.replicas=2 does not divide cluster\.num_workers=3"):
+        compose_config("grpo", [*settings, "cluster.num_workers=3"])
+
+
+def test_lora_targets_are_a_name_or_a_list() -> None:
+    assert compose_config("grpo", ["rollout.group_size=5"]).model.lora.targets == "all-linear"
+    listed = compose_config("grpo", ["rollout.group_size=5", "model.lora.targets=[q_proj,v_proj]"])
+    assert listed.model.lora.targets == ("q_proj", "v_proj")
+    with pytest.raises(ConfigError, match="targets"):
+        compose_config("grpo", ["model.lora.targets=q_proj"])

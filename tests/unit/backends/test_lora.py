@@ -12,7 +12,9 @@ from search_r1.backends.critic import LocalCritic
 from search_r1.backends.model import check_model_folder, load_causal_lm
 from search_r1.backends.policy import BaseReference, LocalPolicy, ReferencePolicy, build_reference
 from search_r1.backends.sharding import Replicated
-from search_r1.config import Config, LoraConfig
+from search_r1.backends.supervised import SupervisedPolicy
+from search_r1.config import Config, LoraConfig, ModelConfig, OptimConfig
+from search_r1.data.sft_examples import SFTExample
 from search_r1.engines.hf_engine import HFEngine
 from search_r1.errors import ConfigError
 from search_r1.merge_adapter import main as merge_main
@@ -154,6 +156,22 @@ def test_save_pretrained_writes_the_merged_model(folders: Folders, tmp_path: Pat
     policy.save_pretrained(str(tmp_path))
     saved = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in policy.weights())
+
+
+def test_fine_tuned_adapters_are_saved_merged(folders: Folders, tmp_path: Path) -> None:
+    model = ModelConfig(path=folders[True], lora=LoraConfig(rank=4))
+    learner = SupervisedPolicy(
+        model, OptimConfig(lr=1e-2), Replicated(), 4, pad_token_id=0, max_tokens_per_micro_batch=99
+    )
+    examples = [SFTExample((5, 6, 7, 8), (False, False, True, True))]
+    before = learner.loss(examples)
+    for _ in range(3):
+        learner.update(examples)
+    learner.save_pretrained(str(tmp_path))
+    plain = ModelConfig(path=str(tmp_path))
+    again = SupervisedPolicy(plain, OptimConfig(), Replicated(), 1, pad_token_id=0, max_tokens_per_micro_batch=99)
+    assert again.loss(examples) == pytest.approx(learner.loss(examples), abs=1e-5)
+    assert learner.loss(examples) < before - 0.1
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("layers.1.mlp.up_proj",)])

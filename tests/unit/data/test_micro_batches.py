@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_r1.data.micro_batches import (
+    SequenceCost,
     balance,
     lengths_of,
     make_shares,
     micro_batch_rows,
     mini_batch_rows,
+    packed_rows,
     select_rows,
 )
 from tests.batches import random_batch
@@ -25,6 +27,36 @@ def test_micro_batches_hold_every_row_once_within_the_cap(lengths: list[int], ma
     for group in groups:
         padded = len(group) * max(lengths[row] for row in group)
         assert padded <= max_tokens or len(group) == 1
+
+
+@given(LENGTHS, st.integers(1, 200))
+def test_packs_hold_every_row_once_within_the_cap_and_few_are_needed(lengths: list[int], max_tokens: int) -> None:
+    groups = packed_rows(lengths, max_tokens)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    sizes = [sum(lengths[row] for row in group) for group in groups]
+    assert all(size <= max_tokens or len(group) == 1 for size, group in zip(sizes, groups, strict=True))
+    if lengths and max(lengths) <= max_tokens:
+        assert sum(size <= max_tokens / 2 for size in sizes) <= 1
+
+
+def test_first_fit_decreasing_fills_gaps_that_padding_cannot() -> None:
+    assert packed_rows([6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
+    assert len(micro_batch_rows([6, 5, 4, 3, 2], 10)) == 3
+
+
+def test_a_pack_never_takes_a_sequence_above_the_cap_along(caplog: pytest.LogCaptureFixture) -> None:
+    assert packed_rows([5, 50, 5], 10) == [[1], [0, 2]]
+    assert "50 tokens" in caplog.text
+
+
+def test_balance_by_cost_gives_the_long_sequence_less_company() -> None:
+    """Where attention dominates, 8 tokens cost as much as four sequences of 4: 64 = 4 * 16."""
+    lengths = [8, 4, 4, 4, 4]
+    by_length = balance([SequenceCost()(n) for n in lengths], 2)
+    by_cost = balance([SequenceCost(0.0, 1.0)(n) for n in lengths], 2)
+    assert sorted(map(len, by_length)) == [2, 3]
+    assert by_cost == [[0], [1, 2, 3, 4]]
+    assert SequenceCost(2.0, 0.5)(10) == 70
 
 
 def test_a_sequence_above_the_cap_goes_alone_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
