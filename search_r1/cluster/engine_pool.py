@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from search_r1.cluster.placement import resources
 from search_r1.cluster.routing import Router
 from search_r1.cluster.worker import send_weights
 from search_r1.cluster.worker_group import fetch
-from search_r1.errors import EngineLostError, SearchR1Error
+from search_r1.errors import ConfigError, EngineLostError, SearchR1Error
 from search_r1.protocols import Weights
 from search_r1.types import Completion, SamplingConfig
 
@@ -40,15 +41,20 @@ class EnginePool:
     engine is started in the background; it takes part once it has the current weights.
     """
 
-    def __init__(self, start: Callable[[int], list[Any]], count: int) -> None:
+    def __init__(self, start: Callable[[int], list[Any]], count: int, start_timeout_s: float = 300.0) -> None:
         """
         Args:
             start: Starts this many engine actors, without waiting until they are ready.
             count: Engines of the pool.
+            start_timeout_s: Seconds until they must be ready.
+
+        Raises:
+            ConfigError: they are not, with what the cluster has.
         """
         self._start = start
+        self._start_timeout_s = start_timeout_s
         self._live = start(count)
-        fetch([engine.ready.remote() for engine in self._live])
+        self._wait_ready(self._live)
         self._starting: list[Any] = []
         self._lock = threading.Lock()
         self._router: Router[Any] = Router()
@@ -218,7 +224,7 @@ class EnginePool:
     def _replace(self, engine: Any) -> None:
         """Let a new engine take part once it has started and has the current weights."""
         try:
-            fetch(engine.ready.remote())
+            self._wait_ready([engine])
             with self._weights_lock:
                 if self._send is not None:
                     self._send([engine])
@@ -230,6 +236,16 @@ class EnginePool:
         finally:
             with self._lock:
                 self._starting.remove(engine)
+
+    def _wait_ready(self, engines: Sequence[Any]) -> None:
+        try:
+            fetch([engine.ready.remote() for engine in engines], self._start_timeout_s)
+        except GetTimeoutError as error:
+            raise ConfigError(
+                f"{len(engines)} rollout engines did not start within {self._start_timeout_s:g} s; the cluster has "
+                f"{resources()}: lower engine.num_engines or engine.tensor_parallel_size, add nodes, or raise "
+                "cluster.start_timeout_s where a large model takes longer"
+            ) from error
 
     def _remove_dead(self, engines: Sequence[Any]) -> None:
         for engine, answer in [(engine, engine.ready.remote()) for engine in engines]:

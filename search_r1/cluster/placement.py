@@ -54,13 +54,14 @@ def reserve(bundles: Sequence[dict[str, float]], timeout_s: float) -> PlacementG
         ray.util.remove_placement_group(group)
         raise ConfigError(
             f"the cluster cannot place {len(bundles)} workers of {bundles[0]} within {timeout_s:.0f} s; it has "
-            f"{_resources()}: lower cluster.num_workers, cpus_per_worker or gpus_per_worker, or add nodes"
+            f"{resources()}: lower cluster.num_workers, cpus_per_worker or gpus_per_worker, or add nodes"
         ) from error
     return group
 
 
-def _resources() -> dict[str, float]:
-    return {k: v for k, v in ray.cluster_resources().items() if k in ("CPU", "GPU")}
+def resources() -> dict[str, float]:
+    """Cores and GPUs of the whole cluster."""
+    return {k: v for k, v in ray.clusterresources().items() if k in ("CPU", "GPU")}
 
 
 def worker_environment(threads: int) -> dict[str, str]:

@@ -23,15 +23,16 @@ _CONTROL_CALLS = 8
 """Room for weights and health beside the completions of an engine."""
 
 
-def fetch(references: Any) -> Any:
+def fetch(references: Any, timeout_s: float | None = None) -> Any:
     """`ray.get` that raises our own errors as themselves, and names a dead worker.
 
     Raises:
         SearchR1Error: what the worker raised.
         TrainingError: a worker process died.
+        GetTimeoutError: nothing came within `timeout_s`.
     """
     try:
-        return ray.get(references)
+        return ray.get(references, timeout=timeout_s)
     except RayTaskError as error:
         if isinstance(error.cause, SearchR1Error):
             raise error.cause from error

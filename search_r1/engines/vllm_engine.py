@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from search_r1.engines.stop import decode, end_of_text_ids, new_token_limits
 from search_r1.engines.weights import SharedMemoryBuckets, WeightNames
-from search_r1.errors import EngineError
+from search_r1.errors import EngineError, EngineLostError
 from search_r1.protocols import Weights
 from search_r1.types import Completion, FinishReason, SamplingConfig
 
@@ -183,7 +183,7 @@ class VLLMEngine:
         try:
             return future.result()
         except EngineDeadError as error:
-            raise EngineError(f"the vLLM engine died: {error}") from error
+            raise EngineLostError(f"the vLLM engine died: {error}") from error
         finally:
             future.cancel()
 
@@ -226,7 +226,7 @@ class VLLMEngine:
         try:
             outputs = [output async for output in request]
         except EngineDeadError as error:
-            raise EngineError(f"the vLLM engine died: {error}") from error
+            raise EngineLostError(f"the vLLM engine died: {error}") from error
         except EngineGenerateError as error:
             raise EngineError(f"vLLM failed on a context of {len(context)} tokens: {error}") from error
         return self._completion(outputs[-1].outputs[0])

@@ -284,7 +284,7 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
         start = partial(
             start_engines, config.cluster, config.engine.max_batch_size, gpus, partial(build_vllm_engine, config)
         )
-        engine = EnginePool(start, config.engine.num_engines)
+        engine = EnginePool(start, config.engine.num_engines, config.cluster.start_timeout_s)
         sync = remote.StreamingSync(group, engine)
         stack.callback(engine.close)
     size = config.rollout.group_size

@@ -18,7 +18,7 @@ from search_r1.cluster.engine_pool import EnginePool
 from search_r1.cluster.worker_group import start_engines
 from search_r1.config import ClusterConfig, EnvironmentConfig, RolloutConfig
 from search_r1.environments.search import SearchEnvironment
-from search_r1.errors import EngineError, EngineLostError
+from search_r1.errors import ConfigError, EngineError, EngineLostError
 from search_r1.rollout.manager import LLMGenerationManager
 from search_r1.types import SamplingConfig, Status
 from tests.fakes import FakeRetriever, decode, encode, make_prompt
@@ -141,6 +141,12 @@ def test_without_any_engine_the_error_names_the_cause(tmp_path: Path) -> None:
     pool = EnginePool(start, 1)
     with pytest.raises(EngineLostError, match=r"no rollout engine is left: .*no room for another one"):
         pool.generate([encode("crash")], SAMPLING, [0])
+
+
+def test_engines_that_the_cluster_has_no_room_for_say_so(tmp_path: Path) -> None:
+    start = partial(start_engines, ClusterConfig(), 64, 2.0, partial(PoolEngine, tmp_path))
+    with pytest.raises(ConfigError, match=r"2 rollout engines did not start.*engine\.tensor_parallel_size"):
+        EnginePool(start, 2, start_timeout_s=1.0)
 
 
 def test_cancelling_a_rollout_stops_the_sampling_in_the_engines(folder: Path, pool: EnginePool) -> None:
