@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from time import perf_counter
@@ -51,10 +50,19 @@ class CallGuard:
             return "error", "", f"tool {tool.name}: {error}"
         except (ToolArgumentError, ToolReportedError) as error:
             return "error", str(error), ""
-        except (Exception, SystemExit) as error:  # noqa: BLE001  told to the model, which may try otherwise
+        except Exception as error:  # noqa: BLE001  told to the model, which may try otherwise
             if deadline.expired():
                 return "error", f"{tool.name} gave no result within {self._timeout_s:g} s", ""
-            return "error", "".join(traceback.format_exception_only(error)).strip(), ""
+            return "error", _describe(error), ""
+
+
+def _describe(error: Exception) -> str:
+    """Without the notes that others add, which may differ from run to run."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  an exception of the tool's own, with whatever `__str__`
+        text = ""
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 async def run_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
@@ -65,7 +73,10 @@ async def run_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """
     bound = tool.bind(arguments)
     if tool.is_async:
-        return result_text(await tool.function(**bound))
+        try:
+            return result_text(await tool.function(**bound))
+        except SystemExit as error:
+            raise RuntimeError(f"the tool tried to end the process ({error!r})") from error
     return await in_daemon_thread(lambda: result_text(tool.function(**bound)))
 
 
@@ -75,18 +86,20 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
     A thread cannot be stopped: one that outlives its deadline goes on until its function returns.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+    done: asyncio.Future[tuple[T | None, Exception | None]] = loop.create_future()
 
-    def deliver(outcome: tuple[T | None, BaseException | None]) -> None:
+    def deliver(outcome: tuple[T | None, Exception | None]) -> None:
         if not done.done():
             done.set_result(outcome)
 
     def work() -> None:
-        outcome: tuple[T | None, BaseException | None]
+        outcome: tuple[T | None, Exception | None]
         try:
             outcome = (function(), None)
-        except BaseException as error:  # noqa: BLE001  raised where it is awaited
+        except Exception as error:  # noqa: BLE001  raised where it is awaited
             outcome = (None, error)
+        except BaseException as error:  # noqa: BLE001
+            outcome = (None, RuntimeError(f"the tool tried to end the process ({error!r})"))
         with suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(deliver, outcome)
 

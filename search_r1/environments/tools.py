@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +24,8 @@ CUT_MARK = " [cut]"
 """Ends a call or a result of which only the beginning fits."""
 _MAX_CHARS_PER_TOKEN = 32
 """Text beyond this many characters a token of the limit is dropped before it is encoded."""
+_JSON_CHARACTERS = re.compile(r"(?:[^\\]|\\u[0-9a-f]{4}|\\[^u])*", re.DOTALL)
+"""Characters and whole escapes inside a JSON string."""
 
 
 class ToolEnvironment:
@@ -104,7 +108,7 @@ class ToolEnvironment:
         results = await asyncio.gather(*(self._run(call, allowed) for call in calls))
         failure = next((result.failure for result in results if result.failure), "")
         if failure:
-            return Observation("", (), seconds=perf_counter() - start, failure=failure, calls=tuple(results))
+            return Observation("", (), seconds=perf_counter() - start, failure=failure)
         return self._observation(calls, results, action.cut, start)
 
     async def aclose(self) -> None:
@@ -131,8 +135,9 @@ class ToolEnvironment:
     ) -> Observation:
         """Calls and results within the token limit, each keeping its beginning."""
         most = self._max_obs_length * _MAX_CHARS_PER_TOKEN
-        whole = [_encodable(t) for c, r in zip(calls, results, strict=True) for t in (c.inner, r.content)]
-        parts = [text if len(text) <= most else text[:most] + CUT_MARK for text in whole]
+        clipped = [replace(result, content=_clip(result.content, most)) for result in results]
+        pairs = zip(calls, clipped, strict=True)
+        parts = [part for c, r in pairs for part in (_encodable(_clip(c.inner, most)), _json_body(r.content))]
         statuses = [result.status for result in results]
         fitted = fit_parts(
             parts,
@@ -146,8 +151,8 @@ class ToolEnvironment:
             fitted.text,
             fitted.token_ids,
             seconds=perf_counter() - start,
-            truncated=fitted.truncated or parts != whole,
-            calls=tuple(results),
+            truncated=fitted.truncated or clipped != results,
+            calls=tuple(clipped),
         )
 
     def _assemble(self, parts: Sequence[str], statuses: Sequence[str], cut: bool) -> tuple[str, list[int]]:
@@ -159,16 +164,26 @@ class ToolEnvironment:
         return self._turns.follow_up("\n".join(responses), cut)
 
 
-def tool_response(call: str, status: str, content: str) -> str:
-    """One result as the model reads it; tags of the protocol inside lose their `<`.
+def tool_response(call: str, status: str, body: str) -> str:
+    """One result as the model reads it. `body` is a JSON string without its quotes, of which the end may be cut off.
 
     >>> tool_response('{"name": "now"}', "success", "noon")
     '<tool_response>{"name": "now"}\\n{"status": "success", "content": "noon"}\\n</tool_response>'
     """
-    result = json.dumps({"status": status, "content": content}, ensure_ascii=False)
-    return f"<tool_response>{escape_tags(call)}\n{escape_tags(result)}\n</tool_response>"
+    if body.endswith(CUT_MARK):
+        whole = _JSON_CHARACTERS.match(body.removesuffix(CUT_MARK))
+        body = (whole[0] if whole else "") + CUT_MARK
+    return f'<tool_response>{call}\n{{"status": "{status}", "content": "{body}"}}\n</tool_response>'
+
+
+def _clip(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[:max_chars] + CUT_MARK
+
+
+def _json_body(content: str) -> str:
+    return _encodable(json.dumps(content, ensure_ascii=False)[1:-1])
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates, which JSON escapes can spell, have no encoding."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Tags of the protocol lose their `<`; lone surrogates, which JSON escapes can spell, have no encoding."""
+    return escape_tags(text.encode("utf-8", "replace").decode("utf-8"))

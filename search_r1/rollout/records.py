@@ -79,5 +79,5 @@ def _passage(passage: Passage) -> dict[str, Any]:
 
 
 def _call(call: ToolResult) -> dict[str, Any]:
-    """What was called and what came of it; what the policy saw stands in the observation."""
-    return {"tool": call.tool, "status": call.status, "content": call.content, "seconds": call.seconds}
+    """Arguments stand in the turn's content, results in its observation."""
+    return {"tool": call.tool, "status": call.status, "seconds": call.seconds}

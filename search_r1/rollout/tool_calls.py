@@ -14,6 +14,8 @@ _OPENING = re.compile(r"<think>|<tool_call>")
 _CALL_TAG = re.compile(r"</?tool_call>")
 _CALL_START, _CALL_END, _THOUGHT_END = "<tool_call>", "</tool_call>", "</think>"
 _SPACE = re.compile(r"\s*")
+_MAX_CALL_CHARS = 65_536
+"""A call whose JSON is longer cannot be read."""
 _ANSWER_TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\boxed\{|\\[{}]|[{}]")
 
@@ -83,17 +85,19 @@ def _read_call(text: str, start: int) -> tuple[ToolCall, int]:
 
 def _decode(text: str, begin: int) -> tuple[Any, int, str]:
     """A JSON value at `begin`, where it and the white space after it end, and what is wrong with it."""
-    first = _SPACE.match(text, begin)
-    assert first is not None
+    start = _skip_space(text, begin)
     try:
-        value, end = _DECODER.raw_decode(text, first.end())
+        value, length = _DECODER.raw_decode(text[start : start + _MAX_CALL_CHARS])
     except json.JSONDecodeError as error:
         return None, begin, f"the call is no JSON: {error.msg}"
     except (ValueError, RecursionError) as error:
         return None, begin, f"the call is no JSON: {error}"
-    space = _SPACE.match(text, end)
-    assert space is not None
-    return value, space.end(), ""
+    return value, _skip_space(text, start + length), ""
+
+
+def _skip_space(text: str, position: int) -> int:
+    space = _SPACE.match(text, position)
+    return space.end() if space else position
 
 
 def _refuse_constant(name: str) -> Any:
