@@ -62,6 +62,9 @@ def test_quick_start_sets_ppo_apart_only_in_ppo() -> None:
         ("rollout.temperature=-1", "must not be negative"),
         ("algorithm.kl_controller=adaptive", "kl_placement=reward"),
         ("policy.dual_clip=0.5", "above 1"),
+        ("algorithm.importance_cap=0", "above 0, usually 2"),
+        ("algorithm.importance_mask_above=0.5", "set it above 1"),
+        ("rollout.max_staleness=-1", "must not be negative"),
         ("model.lora.rank=-1", "must not be negative"),
         ("model.lora.alpha=0", "above 0"),
         ("model.lora.ranks=8", "did you mean model.lora.rank"),
@@ -78,8 +81,24 @@ def test_a_wrong_setting_is_named_with_its_remedy(override: str, words: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("engine.name=hf", "set engine.name=vllm, or rollout.max_staleness=0"),
+        ("rollout.schedule=lockstep", "set it to async, or rollout.max_staleness=0"),
+        ("engine.sleep_while_training=true", "set it to false, or rollout.max_staleness=0"),
+        ("policy.offload_while_generating=true", "set it to false, or rollout.max_staleness=0"),
+    ],
+)
+def test_what_cannot_overlap_with_the_update_is_refused_with_a_remedy(override: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
+        compose_config("grpo", ["engine.name=vllm", "rollout.max_staleness=1", override])
+    compose_config("grpo", ["engine.name=vllm", "rollout.max_staleness=1"])
+
+
+@pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("algorithm.importance_mask_above=5", "no effect on-policy"),
         ("rollout.group_size=1", "nothing is learned"),
         ("critic.warmup_steps=3", "no critic"),
         ("data.train_batch_size=8", "one optimizer step"),
