@@ -113,7 +113,7 @@ def start_engines(config: ClusterConfig, max_calls: int, gpus: float, factory: A
         EngineWorker.options(  # type: ignore[attr-defined]
             num_cpus=1 if gpus else 0,
             num_gpus=gpus,
-            max_concurrency=max_calls + _CONTROL_CALLS,
+            max_concurrency=2 * max_calls + _CONTROL_CALLS,  # routing may lean to one engine
             runtime_env={"env_vars": worker_environment(config.cpus_per_worker)},
         ).remote(factory)
         for _ in range(count)
