@@ -107,18 +107,7 @@ class VLLMEngine:
             worker_extension_cls=f"{_TRANSFER}.Extension",
             weight_transfer_config=WeightTransferConfig(backend="search_r1_shared_memory"),
         )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
-        self._thread.start()
-        self._llm: AsyncLLM | None = None
-        try:
-            self._llm = self._call(_start(arguments))
-            self._call(self._llm.init_weight_transfer_engine(WeightTransferInitRequest()))
-        except (RuntimeError, ValueError, OSError) as error:
-            self.close()
-            raise EngineError(f"vLLM did not start with {model_path}: {error}") from error
-        self._window: int = self._llm.model_config.max_model_len
-        self._buckets = SharedMemoryBuckets(self._llm.model_config.dtype)
+        self._launch(arguments)
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -169,6 +158,20 @@ class VLLMEngine:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    def _launch(self, arguments: AsyncEngineArgs) -> None:
+        self._llm: AsyncLLM | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
+        self._thread.start()
+        try:
+            self._llm = self._call(_start(arguments))
+            self._call(self._llm.init_weight_transfer_engine(WeightTransferInitRequest()))
+        except (RuntimeError, ValueError, OSError) as error:
+            self.close()
+            raise EngineError(f"vLLM did not start with {arguments.model}: {error}") from error
+        self._window: int = self._llm.model_config.max_model_len
+        self._buckets = SharedMemoryBuckets(self._llm.model_config.dtype)
 
     def _engine(self) -> AsyncLLM:
         if self._llm is None:
