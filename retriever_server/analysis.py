@@ -1,15 +1,18 @@
 """Lucene's English analysis in Python: the same terms when an index is built and when it is asked.
 
 Standard tokens (Unicode word boundaries, UAX #29), possessive 's removed, lower case, Lucene's stop set, and the
-original Porter stemmer.
+Porter stemmer with its author's two later departures (-logi, -bli), as in Lucene.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import regex
 import Stemmer
 
-ANALYZER = "lucene-english-1"
+ANALYZER = "lucene-english-2"
 """Changes whenever `analyze` may give other terms; an index built under another name is refused."""
 
 _STOP_WORDS = (
@@ -18,9 +21,18 @@ _STOP_WORDS = (
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
+_MEASURE_ABOVE_0 = re.compile("[aeiou][^aeiou]|(?<=[^aeiou])y[^aeiou]")
+"""Porter's m > 0: somewhere a vowel is followed by a consonant."""
+
+_OTHER_DOUBLES = {letter * 2 for letter in "chjkqvwx"}
+"""Cut to one letter in Lucene but not in Snowball's Porter stemmer: revved."""
+
 _MAX_TOKEN_CHARS = 255
 _MAX_CACHED_TERMS = 1_000_000
 _POSSESSIVES = ("'s", "'S", "\u2019s", "\u2019S", "\uff07s", "\uff07S")
+
+_OLD_PICTOGRAPHS = "\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712"
+"""Symbols that Unicode no longer calls pictographs and Lucene still does."""
 
 
 def _word_pattern() -> str:
@@ -37,7 +49,8 @@ def _word_pattern() -> str:
     word = rf"(?:{joiner})*{run}(?:(?:{joiner})+{run})*(?:{joiner})*"
     ideograph = rf"[\p{{Han}}\p{{Hiragana}}]{extend}"
     south_east_asian = rf"\p{{LB=SA}}+{extend}"
-    emoji = rf"\p{{Extended_Pictographic}}{extend}"
+    pictograph = rf"[\p{{Extended_Pictographic}}{_OLD_PICTOGRAPHS}]{extend}"
+    emoji = rf"{pictograph}(?:(?<=\u200d){pictograph})*"
     return f"{word}|{ideograph}|{south_east_asian}|{emoji}"
 
 
@@ -46,14 +59,14 @@ class EnglishAnalyzer:
 
     def __init__(self) -> None:
         self._words = regex.compile(_word_pattern()).findall  # type: ignore[no-untyped-call]
-        self._stem = Stemmer.Stemmer("porter").stemWord
+        self._stem: Callable[[str], str] = Stemmer.Stemmer("porter").stemWord
         self._terms: dict[str, str | None] = {}
 
     def __call__(self, text: str) -> list[str]:
         """The terms of a text, in order, with repetitions; stop words leave none."""
         terms = []
         known = self._terms
-        for token in self._words(text):
+        for token in _cut(self._words(text)):
             term = known[token] if token in known else self._remember(token)
             if term is not None:
                 terms.append(term)
@@ -68,7 +81,28 @@ class EnglishAnalyzer:
     def _term(self, token: str) -> str | None:
         if token.endswith(_POSSESSIVES):
             token = token[:-2]
-        token = token[:_MAX_TOKEN_CHARS].lower()
+        # Java lowers characters one by one: no final sigma, no two letters for one
+        token = token.lower() if token.isascii() else "".join([character.lower()[0] for character in token])
         if token in STOP_WORDS:
             return None
-        return self._stem(token) if len(token) > 2 else token
+        return self._porter(token) if len(token) > 2 else token
+
+    def _porter(self, word: str) -> str:
+        stem = self._stem(word)
+        if word.endswith("e"):
+            return stem
+        if stem[-2:] in _OTHER_DOUBLES and word in (stem + "ed", stem + "ing"):
+            return stem[:-1]
+        if stem.endswith("logi") and _MEASURE_ABOVE_0.search(stem[:-4]):
+            return self._stem(stem[:-1])
+        if stem.endswith("bli") and _MEASURE_ABOVE_0.search(stem[:-3]):
+            return self._stem(stem[:-1] + "e")
+        return stem
+
+
+def _cut(tokens: list[str]) -> list[str]:
+    """Tokens above Lucene's limit come in pieces."""
+    size = _MAX_TOKEN_CHARS
+    if max(map(len, tokens), default=0) <= size:
+        return tokens
+    return [token[start : start + size] for token in tokens for start in range(0, len(token), size)]

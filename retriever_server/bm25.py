@@ -1,34 +1,32 @@
 """BM25 as Lucene scores it, over an index in bm25s's format. Pure Python packages, no Java.
 
 score(q, d) = sum over query terms t of  idf(t) * tf / (tf + k1 * (1 - b + b * |d| / avgdl)),
-idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)); k1=0.9, b=0.4 as in Anserini (Robertson and Zaragoza 2009).
+idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)); k1=0.9, b=0.4 as in Anserini (Robertson and Zaragoza 2009); |d| as Lucene
+stores it, exact to 40 terms and coarser beyond.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import bm25s
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
+from retriever_server import bm25_build
 from retriever_server.analysis import ANALYZER, EnglishAnalyzer
+from retriever_server.building import read_manifest
 from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
 from retriever_server.retriever import ScoredPassage
 
 logger = logging.getLogger(__name__)
-
-_MANIFEST = "manifest.json"
-_OFFSETS = "offsets.npy"
 
 
 class BM25Retriever:
@@ -50,14 +48,10 @@ class BM25Retriever:
 
     @classmethod
     def build(cls, corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> BM25Retriever:
-        analyze = EnglishAnalyzer()
-        terms: dict[str, int] = {}
-        rows = [[terms.setdefault(term, len(terms)) for term in analyze(text)] for text in corpus.texts()]
-        if not terms:
-            raise StartError(f"no passage of {corpus.path} holds a word to search for")
-        index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        index.index((rows, terms), create_empty_token=False, show_progress=False)
-        return cls(corpus, index)
+        """Index a small corpus without leaving files behind."""
+        with tempfile.TemporaryDirectory(prefix="bm25-") as folder:
+            bm25_build.build(corpus, Path(folder, "index"), k1=k1, b=b)
+            return cls(corpus, bm25s.BM25.load(Path(folder, "index"), mmap=True, backend="numpy"))
 
     @classmethod
     def load(cls, folder: Path, corpus_path: Path) -> BM25Retriever:
@@ -66,13 +60,13 @@ class BM25Retriever:
         Raises:
             StartError: it was built for another corpus or by another analyzer, or it is damaged.
         """
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder, "bm25")
         if manifest.get("analyzer") != ANALYZER:
             raise _refusal(
                 folder, f"was built by the analyzer {manifest.get('analyzer')!r}, this server has {ANALYZER!r}"
             )
         try:
-            offsets = np.load(folder / _OFFSETS, mmap_mode="r")
+            offsets = np.load(folder / bm25_build.OFFSETS, mmap_mode="r")
             index = bm25s.BM25.load(folder, mmap=True, backend="numpy")
             sizes = len(index.scores["data"]), len(index.scores["indices"]), int(index.scores["indptr"][-1])
             whole = {*sizes, manifest["num_postings"]} == {sizes[0]} and len(offsets) == manifest["rows"] + 1
@@ -84,18 +78,6 @@ class BM25Retriever:
         if corpus.fingerprint != manifest.get("corpus"):
             raise _refusal(folder, f"was built for another corpus than {corpus_path}")
         return cls(corpus, index)
-
-    def save(self, folder: Path) -> None:
-        """Write the index and its manifest; the folder appears under its name only when it is whole."""
-        if folder.exists():
-            raise StartError(f"{folder} exists already")
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        self._index.save(partial, show_progress=False)
-        np.save(partial / _OFFSETS, self.corpus.offsets)
-        manifest = {**self.describe(), "complete": self.corpus.complete, "bm25s": version("bm25s")}
-        (partial / _MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-        partial.rename(folder)
 
     def describe(self) -> dict[str, Any]:
         k1, b = self._index.k1, self._index.b
@@ -149,16 +131,6 @@ def _best(rows: NDArray[np.int32], scores: NDArray[np.float32], top_k: int) -> l
     return list(zip(rows[order].tolist(), scores[order].tolist(), strict=True))
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = orjson.loads((folder / _MANIFEST).read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        raise StartError(f"{folder} is no index folder: it has no readable {_MANIFEST}") from None
-    if not isinstance(manifest, dict) or manifest.get("retriever") != "bm25":
-        raise StartError(f"{folder} is no bm25 index: its {_MANIFEST} says otherwise")
-    return manifest
-
-
 def _refusal(folder: Path, why: str) -> StartError:
     return StartError(f"the index {folder} {why}: delete the folder and build it again")
 
@@ -173,13 +145,11 @@ def open_or_build(
     """
     if folder is None or not folder.exists():
         logger.info("building a bm25 index of %s", corpus_path)
-        retriever = BM25Retriever.build(
-            Corpus.open(corpus_path), k1=0.9 if k1 is None else k1, b=0.4 if b is None else b
-        )
-        if folder is not None:
-            retriever.save(folder)
-        return retriever
-    manifest = read_manifest(folder)
+        corpus, k1, b = Corpus.open(corpus_path), 0.9 if k1 is None else k1, 0.4 if b is None else b
+        if folder is None:
+            return BM25Retriever.build(corpus, k1=k1, b=b)
+        bm25_build.build(corpus, folder, k1=k1, b=b)
+    manifest = read_manifest(folder, "bm25")
     for name, asked in (("k1", k1), ("b", b)):
         if asked is not None and asked != manifest.get(name):
             raise _refusal(folder, f"was built with {name}={manifest.get(name)}, not {asked}")

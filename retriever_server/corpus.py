@@ -67,15 +67,55 @@ class Corpus:
         if self.complete:
             return raw
         document = orjson.loads(raw)
-        return raw if has_contents(document) else orjson.dumps({**document, "contents": contents_of(document)})
+        return raw if has_contents(document) else with_contents(document)
 
-    def texts(self) -> Iterator[str]:
-        """The searchable text of every passage, in row order."""
-        for row in range(len(self)):
+    def id_of(self, row: int) -> str:
+        return str(orjson.loads(self._line(row))["id"])
+
+    def texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
+        """The searchable text of the passages from row `start` to before `stop` (all of them), in row order."""
+        for row in range(start, len(self) if stop is None else stop):
             yield contents_of(orjson.loads(self._line(row)))
 
     def _line(self, row: int) -> bytes:
         return self._data[self.offsets[row] : self.offsets[row + 1]].strip()
+
+
+class RowById:
+    """Rows by passage id. Ids that are row numbers, as wiki-18's are, need no table; the first other id makes one of 16
+    bytes a passage."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+        self._table: tuple[NDArray[np.uint64], NDArray[np.int64]] | None = None
+
+    def __getitem__(self, passage_id: str) -> int:
+        """Raises KeyError where no passage has that id."""
+        corpus = self._corpus
+        if len(passage_id) < 12 and passage_id.isdecimal():
+            row = int(passage_id)
+            if row < len(corpus) and corpus.id_of(row) == passage_id:
+                return row
+        if self._table is None:
+            self._table = self._make_table()
+        hashes, rows = self._table
+        wanted = _id_hash(passage_id)
+        for place in range(int(np.searchsorted(hashes, wanted)), len(hashes)):
+            if hashes[place] != wanted:
+                break
+            if corpus.id_of(int(rows[place])) == passage_id:
+                return int(rows[place])
+        raise KeyError(f"no passage of {corpus.path} has the id {passage_id!r}")
+
+    def _make_table(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        rows = range(len(self._corpus))
+        hashes = np.fromiter((_id_hash(self._corpus.id_of(row)) for row in rows), np.uint64, len(self._corpus))
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], order
+
+
+def _id_hash(passage_id: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(passage_id.encode(), digest_size=8).digest()))
 
 
 def has_contents(document: dict[str, Any]) -> bool:
@@ -88,6 +128,11 @@ def contents_of(document: dict[str, Any]) -> str:
     if has_contents(document):
         return str(document["contents"])
     return f'"{document.get("title") or ""}"\n{document.get("text") or ""}'
+
+
+def with_contents(document: dict[str, Any]) -> bytes:
+    """A passage's JSON, with `contents` added where it has only title and text."""
+    return orjson.dumps(document if has_contents(document) else {**document, "contents": contents_of(document)})
 
 
 def fingerprint(data: mmap.mmap) -> str:

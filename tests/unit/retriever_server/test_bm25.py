@@ -44,8 +44,15 @@ def oracle(texts: list[str], query: str, k1: float, b: float) -> dict[int, float
         for row, passage in enumerate(passages):
             count = Counter(passage)[term]
             if count:
-                scores[row] += idf * count / (count + k1 * (1 - b + b * len(passage) / mean_length))
+                scores[row] += idf * count / (count + k1 * (1 - b + b * lucene_length(len(passage)) / mean_length))
     return scores
+
+
+def lucene_length(length: int) -> int:
+    """What is left of a length after Lucene's one-byte encoding: 24 plus four leading bits of the rest."""
+    rest = max(length - 24, 0)
+    dropped = max(rest.bit_length() - 4, 0)
+    return length if length < 24 else 24 + (rest >> dropped << dropped)
 
 
 @pytest.mark.parametrize("k1, b", [(0.9, 0.4), (1.5, 0.75)])
