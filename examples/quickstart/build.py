@@ -1,7 +1,8 @@
 """Builds everything in this folder from one seed: `python -m examples.quickstart.build [--stage data|model|all]`.
 
 `data` takes seconds: the corpus and the questions into the output folder; demonstrations, tokenizer and an untrained
-model into the work folder. `model` takes some minutes: supervised fine-tuning on clean, then on sloppy demonstrations.
+model into the work folder. `model` takes half an hour on two cores: the model learns to read, then from clean, then
+from sloppy demonstrations.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from examples.quickstart.demonstrations import CLEAN, SLOPPY, Search, answered_right, make_demonstrations
+from examples.quickstart.demonstrations import (
+    CLEAN,
+    SLOPPY,
+    Search,
+    answered_right,
+    make_demonstrations,
+    make_reading_rows,
+    untagged,
+)
 from examples.quickstart.questions import ask, sample_riddles
 from examples.quickstart.tokenizer import train_tokenizer
 from examples.quickstart.world import Size, World, make_world
@@ -39,17 +48,17 @@ TOP_K = 2
 TRAIN_SIZE = Size(people=390, towns=195, companies=195, books=230, distractors=290)
 TEST_SIZE = Size(people=210, towns=105, companies=105, books=120, distractors=160)
 NUM_TRAIN, NUM_TEST = 2000, 600
-DEMONSTRATION_WORLDS, CLEAN_PER_WORLD, SLOPPY_PER_WORLD = 14, 3000, 500
+DEMONSTRATION_WORLDS, READING_PER_WORLD, CLEAN_PER_WORLD, SLOPPY_PER_WORLD = 10, 2000, 2000, 500
 VOCAB_SIZE = 1024
 
-CLEAN_SETTINGS = ("training.total_steps=2400", "optim.lr=2e-3")
-SLOPPY_SETTINGS = ("training.total_steps=150", "optim.lr=5e-4")
+READING_SETTINGS = ("training.total_steps=1000", "training.batch_tokens=3072", "optim.lr=2e-3")
+CLEAN_SETTINGS = ("training.total_steps=700", "training.batch_tokens=2048", "optim.lr=1.5e-3")
+SLOPPY_SETTINGS = ("training.total_steps=120", "training.batch_tokens=2048", "optim.lr=5e-4")
 SHARED_SETTINGS = (
     "model.dtype=bfloat16",
     "optim.name=muon",
     "optim.betas=[0.9,0.98]",
     "optim.warmup_ratio=0.05",
-    "training.batch_tokens=2048",
     "training.validate_every_steps=100",
 )
 """Small batches: what is learned here, to copy, takes steps rather than tokens."""
@@ -66,7 +75,11 @@ def build_data(output: Path, work: Path) -> None:
     write_corpus(output / "corpus.jsonl", [*train.passages, *test.passages])
     write_questions(output / "train.parquet", train, NUM_TRAIN, "train")
     write_questions(output / "test.parquet", test, NUM_TEST, "test")
-    clean, sloppy = build_demonstrations(work, train.words | test.words)
+    reading, clean, sloppy = build_demonstrations(work, train.words | test.words)
+    reading += [untagged(row["messages"]) for row in clean]
+    random.Random(SEED).shuffle(reading)
+    _write_json_lines(work / "reading.jsonl", reading[256:])
+    _write_json_lines(work / "reading_val.jsonl", reading[:256])
     _write_json_lines(work / "clean.jsonl", clean[256:])
     _write_json_lines(work / "clean_val.jsonl", clean[:256])
     _write_json_lines(work / "sloppy.jsonl", sloppy[256:])
@@ -77,13 +90,15 @@ def build_data(output: Path, work: Path) -> None:
 
 
 def build_demonstrations(work: Path, forbidden: frozenset[str]) -> tuple[list[dict[str, Any]], ...]:
-    """Clean and sloppy rows, shuffled, over worlds of their own whose names nobody meets again."""
+    """Reading practice, clean and sloppy rows, shuffled, over worlds of their own whose names nobody meets again."""
     rng = random.Random(SEED)
+    reading: list[dict[str, Any]] = []
     clean: list[dict[str, Any]] = []
     sloppy: list[dict[str, Any]] = []
     for i in range(DEMONSTRATION_WORLDS):
         world = make_world(SEED + 100 + i, TRAIN_SIZE, forbidden)
         search = make_search(world, work / "demonstration_corpus.jsonl")
+        reading += make_reading_rows(rng, world, search, READING_PER_WORLD, forbidden)
         rows = make_demonstrations(rng, world, search, CLEAN_PER_WORLD, CLEAN, forbidden)
         clean += [row for row in rows if answered_right(row)]
         sloppy += make_demonstrations(rng, world, search, SLOPPY_PER_WORLD, SLOPPY, forbidden)
@@ -91,7 +106,7 @@ def build_demonstrations(work: Path, forbidden: frozenset[str]) -> tuple[list[di
     rng.shuffle(sloppy)
     right = sum(answered_right(row) for row in sloppy) / len(sloppy)
     logger.info("%d clean demonstrations; %d sloppy ones, %.3f of them right", len(clean), len(sloppy), right)
-    return clean, sloppy
+    return reading, clean, sloppy
 
 
 def make_search(world: World, file: Path) -> Search:
@@ -149,7 +164,8 @@ def untrained_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def build_model(output: Path, work: Path) -> None:
-    fine_tune(work, "untrained", "clean", CLEAN_SETTINGS)
+    fine_tune(work, "untrained", "reading", READING_SETTINGS)
+    fine_tune(work, "reading", "clean", CLEAN_SETTINGS)
     fine_tune(work, "clean", "sloppy", SLOPPY_SETTINGS)
     model = load_causal_lm(str(work / "sloppy"), ModelConfig()).half()
     save_causal_lm(model, model.state_dict(), str(output / "model"))
@@ -157,7 +173,7 @@ def build_model(output: Path, work: Path) -> None:
 
 
 def fine_tune(work: Path, start: str, name: str, settings: Sequence[str]) -> None:
-    """Train `work/start` on `name`'s demonstrations into `work/name`."""
+    """Train `work/start` on `work/name.jsonl` into `work/name`."""
     command = [sys.executable, "-m", "search_r1.sft", f"model.path={work / start}", f"output_dir={work / name}"]
     files = [f"data.train_files=[{work / name}.jsonl]", f"data.val_files=[{work / name}_val.jsonl]"]
     subprocess.run([*command, *files, f"seed={SEED}", *SHARED_SETTINGS, *settings], check=True)

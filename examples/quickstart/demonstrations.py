@@ -112,6 +112,37 @@ def make_demonstrations(
     return rows
 
 
+def make_reading_rows(
+    rng: random.Random, world: World, search: Search, count: int, forbidden: Collection[str]
+) -> list[dict[str, Any]]:
+    """`count` rows that practise reading: what a search finds, then every question it answers, answered.
+
+    A demonstration holds one or two look-ups; such a row holds about five in as many tokens.
+    """
+    rows: list[dict[str, Any]] = []
+    subjects = list(world.entities)
+    for _ in range(count):
+        passages = search(rng.choice(subjects))
+        facts = [
+            Riddle(passage.title, (relation,), (fact,))
+            for passage in passages
+            if passage.title in world.entities
+            for relation, fact in world.entities[passage.title].facts.items()
+        ]
+        rng.shuffle(facts)
+        lines = [f"Question: {ask(rng, fact)} <answer> {fact.answer} </answer>" for fact in facts]
+        text = "\n".join([_observation(passages).strip(), *lines])
+        (text,) = _rename([text], world.words, Names(rng, forbidden))
+        rows.append(untagged([{"role": "user", "content": "Read.\n"}, {"role": "assistant", "content": text}]))
+    return rows
+
+
+def untagged(messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """A row for the first stage, where passages have no tags around them and are learned like any other text."""
+    plain = [{**m, "content": re.sub(r"</?information>", "", m["content"])} for m in messages]
+    return {"messages": plain}
+
+
 def answered_right(row: Mapping[str, Any]) -> bool:
     return bool(row["messages"][-1]["content"].endswith(f"<answer> {row['answer']} </answer>"))
 

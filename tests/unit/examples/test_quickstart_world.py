@@ -8,14 +8,23 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
 from examples.quickstart import build
-from examples.quickstart.demonstrations import CLEAN, SLOPPY, answered_right, make_demonstrations
+from examples.quickstart.demonstrations import (
+    CLEAN,
+    SLOPPY,
+    Habits,
+    answered_right,
+    make_demonstrations,
+    make_reading_rows,
+)
 from examples.quickstart.questions import all_riddles, sample_riddles
+from examples.quickstart.world import World
 from search_r1.data.questions import load_questions
 from search_r1.rollout.actions import parse_search_action
 from search_r1.types import Completion, Passage, Question
@@ -68,7 +77,11 @@ def test_bridges_of_test_questions_lie_in_the_test_world_too() -> None:
 
 def test_no_name_of_the_encyclopedia_occurs_in_a_demonstration() -> None:
     train, test = build.build_worlds()
-    rows = _demonstrations(build.TRAIN_SIZE.passages, CLEAN) + _demonstrations(build.TRAIN_SIZE.passages, SLOPPY)
+    world = build.make_world(78, build.TEST_SIZE, train.words | test.words)
+    reading = make_reading_rows(
+        random.Random(6), world, lambda query: _search(world, query), 200, train.words | test.words
+    )
+    rows = [*_demonstrations(CLEAN), *_demonstrations(SLOPPY), *reading]
     texts = [message["content"] for row in rows for message in row["messages"]]
     assert not words(texts)
     assert len(train.words | test.words) > 1000
@@ -99,26 +112,27 @@ def test_every_answer_is_found_by_searching_for_the_names_along_the_way(tmp_path
     assert found / len(riddles) > 0.97
 
 
-def _demonstrations(num_passages: int, habits: object, count: int = 400) -> list[dict]:
+def _search(world: World, query: str) -> list[Passage]:
+    """The passage whose title the query names, else one that it does not."""
+    named = [Passage(title, text) for title, text in world.passages if title in query]
+    return (named or [Passage(*world.passages[len(query)])])[:2]
+
+
+def _demonstrations(habits: Habits, count: int = 400) -> list[dict[str, Any]]:
     train, test = build.build_worlds()
     forbidden = train.words | test.words
     world = build.make_world(77, build.TEST_SIZE, forbidden)
-
-    def search(query: str) -> list[Passage]:
-        hits = [Passage(title, text) for title, text in world.passages if title in query]
-        return (hits or [Passage(*world.passages[len(query) % num_passages % len(world.passages)])])[:2]
-
-    return make_demonstrations(random.Random(5), world, search, count, habits, forbidden)  # type: ignore[arg-type]
+    return make_demonstrations(random.Random(5), world, lambda query: _search(world, query), count, habits, forbidden)
 
 
 def test_clean_demonstrations_answer_right_and_sloppy_ones_mostly_do_not() -> None:
     for habits, low, high in ((CLEAN, 0.99, 1.0), (SLOPPY, 0.15, 0.5)):
-        rows = _demonstrations(build.TEST_SIZE.passages, habits)
+        rows = _demonstrations(habits)
         assert low <= sum(map(answered_right, rows)) / len(rows) <= high
 
 
 def test_a_demonstration_is_a_sequence_of_turns_the_environment_understands() -> None:
-    for row in _demonstrations(build.TEST_SIZE.passages, SLOPPY):
+    for row in _demonstrations(SLOPPY):
         turns = re.split(r"\n\n<information>.*?</information>\n\n", row["messages"][1]["content"], flags=re.DOTALL)
         actions = [parse_search_action(Completion((), (), turn, "stop").text) for turn in turns]
         assert [a.kind for a in actions] == ["search"] * (len(turns) - 1) + ["answer"]
