@@ -61,7 +61,7 @@ def reserve(bundles: Sequence[dict[str, float]], timeout_s: float) -> PlacementG
 
 def resources() -> dict[str, float]:
     """Cores and GPUs of the whole cluster."""
-    return {k: v for k, v in ray.clusterresources().items() if k in ("CPU", "GPU")}
+    return {k: v for k, v in ray.cluster_resources().items() if k in ("CPU", "GPU")}
 
 
 def worker_environment(threads: int) -> dict[str, str]:
