@@ -126,7 +126,8 @@ def prepare(
 def needs_old_log_probs(config: Config, num_rows: int) -> bool:
     """With one optimizer step a batch the old log-probs are the current ones, unless something needs them first."""
     one_step = config.policy.epochs == 1 and num_rows <= config.policy.mini_batch_size * config.rollout.group_size
-    return not one_step or config.algorithm.kl_placement == "reward" or importance_cap(config) is not None
+    kl_in_reward = config.algorithm.kl_placement == "reward" and config.algorithm.kl_coef > 0
+    return not one_step or kl_in_reward or importance_cap(config) is not None
 
 
 def importance_cap(config: Config) -> float | None:
