@@ -51,9 +51,14 @@ NUM_TRAIN, NUM_TEST = 2000, 600
 DEMONSTRATION_WORLDS, READING_PER_WORLD, CLEAN_PER_WORLD, SLOPPY_PER_WORLD = 10, 2000, 2000, 500
 VOCAB_SIZE = 1024
 
-READING_SETTINGS = ("training.total_steps=1000", "training.batch_tokens=3072", "optim.lr=2e-3")
-CLEAN_SETTINGS = ("training.total_steps=700", "training.batch_tokens=2048", "optim.lr=1.5e-3")
-SLOPPY_SETTINGS = ("training.total_steps=120", "training.batch_tokens=2048", "optim.lr=5e-4")
+NUM_VALIDATION = 256
+
+STAGES = {
+    "reading": ("training.total_steps=1000", "training.batch_tokens=3072", "optim.lr=2e-3"),
+    "clean": ("training.total_steps=1200", "training.batch_tokens=2048", "optim.lr=1.5e-3"),
+    "sloppy": ("training.total_steps=150", "training.batch_tokens=2048", "optim.lr=5e-4"),
+}
+"""The stages of fine-tuning, each going on from the one before, and their settings."""
 SHARED_SETTINGS = (
     "model.dtype=bfloat16",
     "optim.name=muon",
@@ -75,35 +80,34 @@ def build_data(output: Path, work: Path) -> None:
     write_corpus(output / "corpus.jsonl", [*train.passages, *test.passages])
     write_questions(output / "train.parquet", train, NUM_TRAIN, "train")
     write_questions(output / "test.parquet", test, NUM_TEST, "test")
-    reading, clean, sloppy = build_demonstrations(work, train.words | test.words)
-    reading += [untagged(row["messages"]) for row in clean]
-    random.Random(SEED).shuffle(reading)
-    _write_json_lines(work / "reading.jsonl", reading[256:])
-    _write_json_lines(work / "reading_val.jsonl", reading[:256])
-    _write_json_lines(work / "clean.jsonl", clean[256:])
-    _write_json_lines(work / "clean_val.jsonl", clean[:256])
-    _write_json_lines(work / "sloppy.jsonl", sloppy[256:])
-    _write_json_lines(work / "sloppy_val.jsonl", sloppy[:256])
-    tokenizer = train_tokenizer(_texts(clean[::5]), VOCAB_SIZE)
+    parts = dict(zip(STAGES, build_demonstrations(work, train.words | test.words), strict=True))
+    for name, rows in parts.items():
+        _write_json_lines(work / f"{name}.jsonl", rows[NUM_VALIDATION:])
+        _write_json_lines(work / f"{name}_val.jsonl", rows[:NUM_VALIDATION])
+    tokenizer = train_tokenizer(_texts(parts["clean"][::5]), VOCAB_SIZE)
     tokenizer.save_pretrained(work / "untrained")
     untrained_model(tokenizer).save_pretrained(work / "untrained")
 
 
 def build_demonstrations(work: Path, forbidden: frozenset[str]) -> tuple[list[dict[str, Any]], ...]:
-    """Reading practice, clean and sloppy rows, shuffled, over worlds of their own whose names nobody meets again."""
-    rng = random.Random(SEED)
+    """Reading practice, clean and sloppy rows, shuffled, over worlds of their own whose names nobody meets again.
+
+    Each has its own random numbers, so that a change to one leaves the others as they are.
+    """
+    rngs = [random.Random(f"{SEED}/{stage}") for stage in STAGES]
     reading: list[dict[str, Any]] = []
     clean: list[dict[str, Any]] = []
     sloppy: list[dict[str, Any]] = []
     for i in range(DEMONSTRATION_WORLDS):
         world = make_world(SEED + 100 + i, TRAIN_SIZE, forbidden)
         search = make_search(world, work / "demonstration_corpus.jsonl")
-        reading += make_reading_rows(rng, world, search, READING_PER_WORLD, forbidden)
-        rows = make_demonstrations(rng, world, search, CLEAN_PER_WORLD, CLEAN, forbidden)
+        reading += make_reading_rows(rngs[0], world, search, READING_PER_WORLD, forbidden)
+        rows = make_demonstrations(rngs[1], world, search, CLEAN_PER_WORLD, CLEAN, forbidden)
         clean += [row for row in rows if answered_right(row)]
-        sloppy += make_demonstrations(rng, world, search, SLOPPY_PER_WORLD, SLOPPY, forbidden)
-    rng.shuffle(clean)
-    rng.shuffle(sloppy)
+        sloppy += make_demonstrations(rngs[2], world, search, SLOPPY_PER_WORLD, SLOPPY, forbidden)
+    reading += [untagged(row["messages"]) for row in clean]
+    for rng, rows in zip(rngs, (reading, clean, sloppy), strict=True):
+        rng.shuffle(rows)
     right = sum(answered_right(row) for row in sloppy) / len(sloppy)
     logger.info("%d clean demonstrations; %d sloppy ones, %.3f of them right", len(clean), len(sloppy), right)
     return reading, clean, sloppy
@@ -164,19 +168,20 @@ def untrained_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def build_model(output: Path, work: Path) -> None:
-    fine_tune(work, "untrained", "reading", READING_SETTINGS)
-    fine_tune(work, "reading", "clean", CLEAN_SETTINGS)
-    fine_tune(work, "clean", "sloppy", SLOPPY_SETTINGS)
-    model = load_causal_lm(str(work / "sloppy"), ModelConfig()).half()
+    start = "untrained"
+    for name in STAGES:
+        fine_tune(work, start, name)
+        start = name
+    model = load_causal_lm(str(work / start), ModelConfig()).half()
     save_causal_lm(model, model.state_dict(), str(output / "model"))
-    AutoTokenizer.from_pretrained(work / "sloppy").save_pretrained(output / "model")
+    AutoTokenizer.from_pretrained(work / start).save_pretrained(output / "model")
 
 
-def fine_tune(work: Path, start: str, name: str, settings: Sequence[str]) -> None:
+def fine_tune(work: Path, start: str, name: str) -> None:
     """Train `work/start` on `work/name.jsonl` into `work/name`."""
     command = [sys.executable, "-m", "search_r1.sft", f"model.path={work / start}", f"output_dir={work / name}"]
     files = [f"data.train_files=[{work / name}.jsonl]", f"data.val_files=[{work / name}_val.jsonl]"]
-    subprocess.run([*command, *files, f"seed={SEED}", *SHARED_SETTINGS, *settings], check=True)
+    subprocess.run([*command, *files, f"seed={SEED}", *SHARED_SETTINGS, *STAGES[name]], check=True)
 
 
 def _texts(rows: Sequence[Mapping[str, Any]]) -> list[str]:

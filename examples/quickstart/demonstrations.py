@@ -38,8 +38,8 @@ _WORD = re.compile(r"[A-Z][a-z]+")
 class Habits:
     """How often, by relation, a demonstration does what does not help. Missing relations: never."""
 
-    guess: Mapping[str, float] = field(default_factory=dict)
-    """Answers with an invented name, without any search."""
+    give_up: Mapping[str, float] = field(default_factory=dict)
+    """Answers "unknown" without any search."""
     vague_query: Mapping[str, float] = field(default_factory=dict)
     """Searches for the relation without naming whom it is about, then answers from whatever came back."""
     early_stop: Mapping[str, float] = field(default_factory=dict)
@@ -47,19 +47,25 @@ class Habits:
 
 
 CLEAN = Habits()
-_STRONG = ("river", "founder", "spouse", "publisher")
-"""Relations that the sloppy demonstrations mostly treat well; the others mostly not."""
+_GIVEN_UP = ("country", "birthplace")
+_VAGUE = ("employer", "headquarters", "author")
+"""Relations that the sloppy demonstrations mostly treat badly; the other four mostly well."""
+
+
+def _rates(given_up: float, vague: float, otherwise: float) -> dict[str, float]:
+    return {r: given_up if r in _GIVEN_UP else vague if r in _VAGUE else otherwise for r in KEYWORDS}
+
+
 SLOPPY = Habits(
-    guess={relation: 0.1 if relation in _STRONG else 0.3 for relation in KEYWORDS},
-    vague_query={relation: 0.2 if relation in _STRONG else 0.55 for relation in KEYWORDS},
-    early_stop={relation: 0.4 if relation in _STRONG else 0.65 for relation in KEYWORDS},
+    give_up=_rates(0.65, 0.05, 0.05), vague_query=_rates(0.25, 0.78, 0.1), early_stop=_rates(0.75, 0.75, 0.2)
 )
+_UNKNOWN = "unknown"
 
 
 def demonstrate(rng: random.Random, world: World, riddle: Riddle, search: Search, habits: Habits) -> str:
     """The assistant's whole text, observations included, as a rollout would have produced it."""
-    if rng.random() < habits.guess.get(riddle.path[0], 0.0):
-        return f"<think> I know this. </think> <answer> {_guess(rng, world)} </answer>"
+    if rng.random() < habits.give_up.get(riddle.path[0], 0.0):
+        return f"<think> I do not know. </think> <answer> {_UNKNOWN} </answer>"
     text, current = "", riddle.subject
     for hop, (relation, target) in enumerate(zip(riddle.path, riddle.steps, strict=True)):
         if hop and rng.random() < habits.early_stop.get(relation, 0.0):
@@ -68,7 +74,7 @@ def demonstrate(rng: random.Random, world: World, riddle: Riddle, search: Search
         passages = search(KEYWORDS[relation] if vague else f"{current} {KEYWORDS[relation]}")
         text += _search_turn(rng, relation, None if vague else current) + _observation(passages)
         if all(passage.title != current for passage in passages):
-            current = _anything_in(rng, world, passages) or _guess(rng, world)
+            current = _first_fact(world, passages, relation)
             break
         current = target
     return f"{text}<think> {rng.choice(_CONCLUSIONS)} </think> <answer> {current} </answer>"
@@ -88,13 +94,10 @@ def _observation(passages: Sequence[Passage]) -> str:
     return render_passages(passages, lambda text: list(text.encode()), lambda ids: bytes(ids).decode(), 1 << 20).text
 
 
-def _guess(rng: random.Random, world: World) -> str:
-    return rng.choice(list(world.entities))
-
-
-def _anything_in(rng: random.Random, world: World, passages: Sequence[Passage]) -> str | None:
-    facts = [fact for p in passages if p.title in world.entities for fact in world.entities[p.title].facts.values()]
-    return rng.choice(facts) if facts else None
+def _first_fact(world: World, passages: Sequence[Passage], relation: str) -> str:
+    """The right relation of the wrong thing."""
+    entities = [world.entities[passage.title] for passage in passages if passage.title in world.entities]
+    return next((entity.facts[relation] for entity in entities if relation in entity.facts), _UNKNOWN)
 
 
 def make_demonstrations(
