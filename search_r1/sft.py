@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -12,11 +13,11 @@ import torch
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import AutoTokenizer
 
 from search_r1.backends.model import check_model_folder
 from search_r1.backends.sharding import build_sharding
 from search_r1.backends.supervised import SupervisedPolicy
+from search_r1.backends.tokenizer import load_tokenizer
 from search_r1.compose import build_config, compose_dict
 from search_r1.config import ShardingConfig
 from search_r1.data.sft_examples import read_examples
@@ -28,7 +29,13 @@ from search_r1.trainer.sft_loop import plan_batches, run_sft
 logger = logging.getLogger(__name__)
 
 
-def main(overrides: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 after one sentence about what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="search_r1.sft", description=__doc__, epilog="Settings are key=value overrides of configs/sft.yaml."
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    overrides = parser.parse_args(arguments).overrides
     console = Console(stderr=True)
     handler = RichHandler(console=console, show_path=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
@@ -37,8 +44,8 @@ def main(overrides: Sequence[str]) -> int:
         check_sft(config)
         train(config, console)
     except SearchR1Error as error:
-        console.print(f"[red]{type(error).__name__}[/red]: {error}", highlight=False)
-        return 1
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     return 0
 
 
@@ -48,7 +55,7 @@ def train(config: SFTConfig, console: Console) -> None:
     output = Path(config.output_dir)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"output_dir={output} is not empty: give a new folder")
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     examples = read_examples(config.data.train_files, tokenizer, config.data.max_length)
     validation = read_examples(config.data.val_files, tokenizer, config.data.max_length)
     plan = plan_batches([len(example.token_ids) for example in examples], config.training, config.seed)
@@ -90,4 +97,4 @@ def _progress(console: Console) -> Progress:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
