@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from search_r1.compose import compose_config
+from search_r1.compose import build_config, compose_config, compose_dict
 from search_r1.config_checks import check_training
+from search_r1.sft_config import SFTConfig, check_sft
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted(
@@ -96,6 +97,8 @@ def check_command(command: str) -> None:
         check_overrides("grpo", ["experiment=quickstart", *(a for a in arguments if "=" in a)])
     elif program in modules:
         check_flags(modules[program], arguments)
+    elif program.endswith("python") and arguments[:2] == ["-m", "search_r1.sft"]:
+        check_sft(build_config(SFTConfig, compose_dict("sft", arguments[2:])))
     elif program.endswith("python") and arguments[0] == "-m":
         check_flags(arguments[1], arguments[2:])
     elif program.endswith("python"):
