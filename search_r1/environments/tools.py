@@ -137,7 +137,7 @@ class ToolEnvironment:
         most = self._max_obs_length * _MAX_CHARS_PER_TOKEN
         clipped = [replace(result, content=_clip(result.content, most)) for result in results]
         pairs = zip(calls, clipped, strict=True)
-        parts = [part for c, r in pairs for part in (_encodable(_clip(c.inner, most)), _json_body(r.content))]
+        parts = [part for c, r in pairs for part in (_encodable(_clip(c.inner, most)), json_body(r.content))]
         statuses = [result.status for result in results]
         fitted = fit_parts(
             parts,
@@ -180,7 +180,8 @@ def _clip(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[:max_chars] + CUT_MARK
 
 
-def _json_body(content: str) -> str:
+def json_body(content: str) -> str:
+    """A result as `tool_response` takes it."""
     return _encodable(json.dumps(content, ensure_ascii=False)[1:-1])
 
 
