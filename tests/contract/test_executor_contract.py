@@ -131,11 +131,12 @@ def test_a_tool_that_never_ends_is_an_error_after_its_time_and_others_go_on(make
         return "done"
 
     tools = [tool(hang), tool(hang_later)]
-    executor = make([*tools, shift], timeout_s=0.05, max_concurrent=1)
+    patient = replace(shift, keeps_time=True)
+    executor = make([*tools, patient], timeout_s=0.05, max_concurrent=1)
 
     async def all_of_them() -> list[ToolResult]:
         calls = [executor.execute(one, {}) for one in tools]
-        return await asyncio.gather(*calls, executor.execute(shift, {"point": {"x": 1}}))
+        return await asyncio.gather(*calls, executor.execute(patient, {"point": {"x": 1}}))
 
     *hung, good = asyncio.run(all_of_them())
     forever.set()
