@@ -1,0 +1,128 @@
+"""Text to vectors, by plain transformers. How a model wants its text is one named profile, kept in the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from retriever_server.errors import StartError
+
+_CPU_BATCH, _CUDA_BATCH = 32, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    query_prefix: str
+    passage_prefix: str
+    pooling: str
+    """mean (over tokens that are no padding) or cls (the first token)."""
+    normalize: bool
+    max_query_tokens: int
+    max_passage_tokens: int
+
+
+PROFILES = {
+    "e5": Profile("query: ", "passage: ", "mean", True, 256, 256),
+    "bge": Profile("Represent this sentence for searching relevant passages: ", "", "cls", True, 256, 512),
+    "contriever": Profile("", "", "mean", False, 256, 256),
+    "minilm": Profile("", "", "mean", True, 256, 256),
+}
+
+
+class Encoder:
+    """One model on one device; float32 on a CPU, float16 on a GPU.
+
+    A text's vector does not depend on the texts encoded with it: texts are padded to a length that follows from their
+    own alone, and on a GPU every batch has the same number of rows, so that the same kernels run.
+
+    Args:
+        model: a Hugging Face folder or hub name. Code that comes with a model is not run.
+    """
+
+    def __init__(self, model: str, profile: Profile, device: str = "cpu") -> None:
+        self.profile = profile
+        self._device = torch.device(device)
+        self._batch = _CPU_BATCH if self._device.type == "cpu" else _CUDA_BATCH
+        dtype = torch.float32 if self._device.type == "cpu" else torch.float16
+        disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+            self._model = AutoModel.from_pretrained(model, dtype=dtype).to(self._device).eval()
+        except (OSError, ValueError) as error:
+            raise StartError(f"the encoder {model} cannot be loaded: {str(error).splitlines()[0]}") from None
+        self.dim = int(self._model.config.hidden_size)
+        self._limit = int(getattr(self._model.config, "max_position_embeddings", 1 << 30))
+        self.name = Path(model).name
+        self.fingerprint = self._fingerprint()
+
+    def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """(n, dim) vectors."""
+        return self._encode(texts, self.profile.query_prefix, self.profile.max_query_tokens)
+
+    def encode_passages(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """(n, dim) vectors."""
+        return self._encode(texts, self.profile.passage_prefix, self.profile.max_passage_tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest keeps; another encoder or profile differs in it."""
+        return {"name": self.name, "fingerprint": self.fingerprint, "dim": self.dim, **asdict(self.profile)}
+
+    def _fingerprint(self) -> str:
+        """Digest of a sample of every tensor: the same weights from another folder or file format count as the same."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self._model.state_dict().items()):
+            sample = tensor.flatten()[:: max(tensor.numel() // 256, 1)].half().cpu().numpy()
+            digest.update(name.encode() + str(tuple(tensor.shape)).encode() + sample.tobytes())
+        return digest.hexdigest()[:32]
+
+    @torch.inference_mode()
+    def _encode(self, texts: Sequence[str], prefix: str, max_tokens: int) -> NDArray[np.float32]:
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        if not texts:
+            return vectors
+        limit = min(max_tokens, self._limit)
+        token_ids = self._tokenizer([prefix + text for text in texts], truncation=True, max_length=limit)["input_ids"]
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for place, ids in enumerate(token_ids):
+            by_length[min(padded_length(len(ids)), limit)].append(place)
+        for length, places in by_length.items():
+            for start in range(0, len(places), self._batch):
+                batch = places[start : start + self._batch]
+                vectors[batch] = self._forward([token_ids[place] for place in batch], length)
+        return vectors
+
+    def _forward(self, token_ids: Sequence[Sequence[int]], length: int) -> NDArray[np.float32]:
+        num_rows = len(token_ids) if self._device.type == "cpu" else self._batch
+        input_ids = torch.full((num_rows, length), self._tokenizer.pad_token_id or 0)
+        mask = torch.zeros((num_rows, length), dtype=torch.long)
+        mask[:, 0] = 1
+        for row, ids in enumerate(token_ids):
+            input_ids[row, : len(ids)] = torch.tensor(ids)
+            mask[row, : len(ids)] = 1
+        mask = mask.to(self._device)
+        hidden = self._model(input_ids=input_ids.to(self._device), attention_mask=mask).last_hidden_state.float()
+        if self.profile.pooling == "cls":
+            pooled = hidden[:, 0]
+        else:
+            weights = mask.unsqueeze(-1).float()
+            pooled = (hidden * weights).sum(1) / weights.sum(1)
+        if self.profile.normalize:
+            pooled = torch.nn.functional.normalize(pooled, dim=-1)
+        found: NDArray[np.float32] = pooled[: len(token_ids)].cpu().numpy()
+        return found
+
+
+def padded_length(num_tokens: int) -> int:
+    """Rounded up to a multiple of 8, of 32 above 64: few lengths, so that batches are full."""
+    step = 8 if num_tokens <= 64 else 32
+    return -(-num_tokens // step) * step
