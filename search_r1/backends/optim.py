@@ -16,7 +16,7 @@ _OUTER = re.compile(r"embed|lm_head|value_head")
 
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101), or Muon with AdamW for embeddings and heads; vectors (norms, biases) are not decayed."""
+    """AdamW (arXiv:1711.05101), or Muon with AdamW for embeddings and heads; norms and biases are not decayed."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     hidden = [p for name, p in named if config.name == "muon" and p.dim() == 2 and not _OUTER.search(name)]
     taken = {id(p) for p in hidden}
