@@ -54,9 +54,14 @@ class CallGuard:
             if deadline.expired():
                 return "error", f"{tool.name} gave no result within {self._timeout_s:g} s", ""
             return "error", _describe(error), ""
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return "error", _describe(error), ""  # nobody cancelled the call: the tool raised it
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """Without the notes that others add, which may differ from run to run."""
     try:
         text = str(error)

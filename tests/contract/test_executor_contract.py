@@ -88,7 +88,15 @@ class UnprintableError(Exception):
         raise RuntimeError("no text")
 
 
-RAISED = [ValueError("big"), KeyError("k"), TimeoutError("own"), StopIteration(), SystemExit(3), UnprintableError()]
+RAISED = [
+    ValueError("big"),
+    KeyError("k"),
+    TimeoutError("own"),
+    StopIteration(),
+    SystemExit(3),
+    UnprintableError(),
+    asyncio.CancelledError(),
+]
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
