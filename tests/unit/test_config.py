@@ -101,6 +101,7 @@ def test_what_cannot_overlap_with_the_update_is_refused_with_a_remedy(override: 
         ("algorithm.importance_mask_above=5", "no effect on-policy"),
         ("rollout.group_size=1", "nothing is learned"),
         ("critic.warmup_steps=3", "no critic"),
+        ("environment.tools=[kit]", "set environment.name=tools"),
         ("data.train_batch_size=8", "one optimizer step"),
         ("sharding.replicas=2", "sharding.name=fsdp2"),
         ("sharding.cpu_offload=true", "sharding.name=fsdp2"),
