@@ -173,7 +173,7 @@ def _check_sharding(config: Config) -> None:
     if sharding.name == "fsdp2" and cluster.launcher == "local":
         raise ConfigError("sharding.name=fsdp2 needs cluster.launcher=ray: it lives on a process group")
     if sharding.name == "fsdp2" and "muon" in (config.policy.optim.name, config.critic.optim.name):
-        raise ConfigError("optim.name=muon needs whole matrices, which sharding.name=fsdp2 splits: set optim.name=adamw")
+        raise ConfigError("optim.name=muon needs whole matrices, which fsdp2 splits: set optim.name=adamw")
     if sharding.name == "fsdp2" and cluster.num_workers % sharding.replicas:
         raise ConfigError(
             f"sharding.replicas={sharding.replicas} does not divide cluster.num_workers={cluster.num_workers}: "
