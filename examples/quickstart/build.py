@@ -55,7 +55,7 @@ NUM_VALIDATION = 256
 
 STAGES = {
     "reading": ("training.total_steps=1000", "training.batch_tokens=3072", "optim.lr=2e-3"),
-    "clean": ("training.total_steps=1200", "training.batch_tokens=2048", "optim.lr=1.5e-3"),
+    "clean": ("training.total_steps=700", "training.batch_tokens=2048", "optim.lr=1.5e-3"),
     "sloppy": ("training.total_steps=250", "training.batch_tokens=2048", "optim.lr=1e-3"),
 }
 """The stages of fine-tuning, each going on from the one before, and their settings."""
