@@ -157,7 +157,7 @@ def test_tags_are_ordinary_text_to_the_bundled_tokenizer() -> None:
     text = "<think> a </think> <search> b </search>\n\n<information>c</information>\n\n<answer> d </answer>"
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert len(tokenizer.encode(" </search>", add_special_tokens=False)) == 1
+    assert len(tokenizer.encode(" </search>", add_special_tokens=False)) <= 3
 
 
 def test_the_bundled_folder_stays_small() -> None:
