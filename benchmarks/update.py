@@ -8,6 +8,8 @@ sides make the same optimizer step, with the same model code, loss and memory bu
     fixed rows, padded to the longest    the same rows, each micro-batch padded to its own longest
     token budget                         ours: sorted by length (packed end to end on CUDA), filled to the budget
 
+On a CPU one thread works and seconds are CPU seconds, which do not depend on what else the machine does.
+
     python benchmarks/update.py [--device cuda]
 """
 
@@ -118,11 +120,13 @@ def update(policy: LocalPolicy, parts: list[TrainBatch], batch: TrainBatch) -> t
         moved = to_device(part, policy.trainable.device)
         return policy.objective(policy.module, moved, num_tokens, len(batch.rollout.rewards))
 
-    start = time.perf_counter()
+    on_gpu = policy.trainable.device.type == "cuda"
+    clock = time.perf_counter if on_gpu else time.process_time
+    start = clock()
     metrics = policy.trainable.step(parts, loss, lambda: empty_like(batch))
-    if policy.trainable.device.type == "cuda":
+    if on_gpu:
         torch.cuda.synchronize()
-    return time.perf_counter() - start, metrics["grad_norm"]
+    return clock() - start, metrics["grad_norm"]
 
 
 def main() -> None:
@@ -134,7 +138,9 @@ def main() -> None:
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
     scale = options.scale or (1.0 if on_gpu else 4.0)
-    budget = int(4 * 4096 / scale)
+    budget = int(2 * 4096 / scale)
+    if not on_gpu:
+        torch.set_num_threads(1)
     width, layers = (1024, 12) if on_gpu else (256, 2)
     lengths = sample(real_lengths(), options.rows)
     lengths = [(max(round(total / scale), 2), max(round(sampled / scale), 1)) for total, sampled in lengths]
