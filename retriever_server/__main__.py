@@ -9,9 +9,9 @@ import socket
 import sys
 from pathlib import Path
 
+from retriever_server import loading
 from retriever_server.app import ServerSettings, create_app
 from retriever_server.errors import StartError
-from retriever_server.retriever import Retriever
 from retriever_server.schemas import Limits
 from retriever_server.serving import bind, make_server, run
 
@@ -24,6 +24,9 @@ _EXAMPLES = """\
 examples:
   python -m retriever_server --retriever bm25 --corpus corpus.jsonl
   python -m retriever_server --retriever bm25 --corpus corpus.jsonl --index bm25_index   # built once, then opened
+  python -m retriever_server --retriever lucene --index lucene_index --corpus corpus.jsonl
+  python -m retriever_server --retriever dense --index e5_index --corpus corpus.jsonl --encoder intfloat/e5-base-v2
+  python -m retriever_server --retriever hybrid --parts bm25=bm25_index dense=e5_index --corpus corpus.jsonl --encoder …
   python -m retriever_server --retriever noise --noise empty --port 0 --port-file port.txt
 
 A bearer token is asked for when the environment variable RETRIEVER_TOKEN is set.
@@ -31,34 +34,28 @@ Exit code: 0 after SIGTERM or Ctrl-C, 2 when a file or a setting is wrong."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     try:
         with bind(options.host, options.port) as listener:
             if options.port_file is not None:
                 options.port_file.unlink(missing_ok=True)
-            return _serve(_load(options), listener, options)
+            return _serve(listener, options)
     except StartError as error:
         logger.error("%s", error)
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m retriever_server",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--retriever", choices=("bm25", "noise"), default="bm25")
-    add("--corpus", type=Path, help="JSON lines, one passage a line (not needed by --noise empty)")
-    add("--index", type=Path, help="folder of the saved bm25 index; built and saved there when it does not exist")
-    add("--k1", type=float, help="bm25 (default: 0.9, or what --index was built with)")
-    add("--b", type=float, help="bm25 (default: 0.4, or what --index was built with)")
-    add("--noise", choices=("empty", "random", "shuffled"), default="empty", help="what the noise retriever returns")
-    add("--seed", type=int, default=0, help="of the noise (default: 0)")
+    loading.add_options(parser)
+    add = parser.add_argument_group("service").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     add("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
     add("--port-file", type=Path, help="write the port there once the server is ready")
@@ -71,25 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(options: argparse.Namespace) -> Retriever:
-    # Imported here: a wrong flag or a port in use is told without loading numpy and the index first.
-    from retriever_server.noise import EmptyRetriever, RandomRetriever, ShuffledRetriever
-
-    if options.retriever == "noise" and options.noise == "empty":
-        return EmptyRetriever()
-    if options.corpus is None:
-        raise StartError("--corpus is missing: name a file of JSON lines with id and contents")
-    if options.retriever == "noise" and options.noise == "random":
-        from retriever_server.corpus import Corpus
-
-        return RandomRetriever(Corpus.open(options.corpus), options.seed)
-    from retriever_server.bm25 import open_or_build
-
-    bm25 = open_or_build(options.corpus, options.index, k1=options.k1, b=options.b)
-    return ShuffledRetriever(bm25, options.seed) if options.retriever == "noise" else bm25
+def settings_of(options: argparse.Namespace) -> ServerSettings:
+    return ServerSettings(
+        limits=Limits(default_top_k=options.topk),
+        timeout_s=options.timeout_s,
+        max_batch=options.max_batch,
+        max_queued=options.max_queued,
+        cache_bytes=int(options.cache_mb * (1 << 20)),
+        token=os.environ.get("RETRIEVER_TOKEN") or None,
+    )
 
 
-def _serve(retriever: Retriever, listener: socket.socket, options: argparse.Namespace) -> int:
+def _serve(listener: socket.socket, options: argparse.Namespace) -> int:
+    retriever, reranker = loading.load(options)
     failure: list[str] = []
 
     def on_ready(cause: str | None) -> None:
@@ -99,15 +90,7 @@ def _serve(retriever: Retriever, listener: socket.socket, options: argparse.Name
             failure.append(cause)
             server.should_exit = True
 
-    settings = ServerSettings(
-        limits=Limits(default_top_k=options.topk),
-        timeout_s=options.timeout_s,
-        max_batch=options.max_batch,
-        max_queued=options.max_queued,
-        cache_bytes=int(options.cache_mb * (1 << 20)),
-        token=os.environ.get("RETRIEVER_TOKEN") or None,
-    )
-    server = make_server(create_app(retriever, settings, on_ready=on_ready))
+    server = make_server(create_app(retriever, settings_of(options), reranker=reranker, on_ready=on_ready))
     run(server, listener)
     if failure:
         raise StartError(failure[0])

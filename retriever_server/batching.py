@@ -228,7 +228,10 @@ class Batcher:
 
     def _fail(self, flight: _Flight, cause: Exception) -> None:
         self._metrics.failed.inc()
-        error = RequestError(500, f"the retriever failed on a query: {type(cause).__name__}: {cause}", reason="failed")
+        error = cause
+        if not isinstance(error, RequestError):
+            what = f"the retriever failed on a query: {type(cause).__name__}: {cause}"
+            error = RequestError(500, what, reason="failed")
         for ticket, _ in flight.waiters:
             ticket.fail(error)
 
@@ -249,6 +252,9 @@ def search_isolating(retriever: Retriever, queries: Sequence[str], top_k: int) -
             if len(found) != stop - start:
                 raise ValueError(f"{len(found)} lists of passages for {stop - start} queries")
             outcomes[start:stop] = found
+        except RequestError as error:  # not one query's fault: an engine behind the retriever is down
+            logger.warning("search of %d queries refused: %s", stop - start, error)
+            outcomes[start:stop] = [error] * (stop - start)
         except Exception as error:
             calls += 1
             if stop - start == 1 or calls > _MAX_ISOLATION_CALLS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,21 +92,16 @@ class Encoder:
             return vectors
         limit = min(max_tokens, self._limit)
         token_ids = self._tokenizer([prefix + text for text in texts], truncation=True, max_length=limit)["input_ids"]
-        by_length: dict[int, list[int]] = defaultdict(list)
-        for place, ids in enumerate(token_ids):
-            by_length[min(padded_length(len(ids)), limit)].append(place)
-        for length, places in by_length.items():
-            for start in range(0, len(places), self._batch):
-                batch = places[start : start + self._batch]
-                vectors[batch] = self._forward([token_ids[place] for place in batch], length)
+        for length, places in same_shape_batches([len(ids) for ids in token_ids], limit, self._batch):
+            vectors[places] = self._forward([token_ids[place] for place in places], length)
         return vectors
 
     def _forward(self, token_ids: Sequence[Sequence[int]], length: int) -> NDArray[np.float32]:
         num_rows = len(token_ids) if self._device.type == "cpu" else self._batch
+        rows = [*token_ids, *[token_ids[0]] * (num_rows - len(token_ids))]
         input_ids = torch.full((num_rows, length), self._tokenizer.pad_token_id or 0)
         mask = torch.zeros((num_rows, length), dtype=torch.long)
-        mask[:, 0] = 1
-        for row, ids in enumerate(token_ids):
+        for row, ids in enumerate(rows):
             input_ids[row, : len(ids)] = torch.tensor(ids)
             mask[row, : len(ids)] = 1
         mask = mask.to(self._device)
@@ -122,7 +117,14 @@ class Encoder:
         return found
 
 
-def padded_length(num_tokens: int) -> int:
-    """Rounded up to a multiple of 8, of 32 above 64: few lengths, so that batches are full."""
-    step = 8 if num_tokens <= 64 else 32
-    return -(-num_tokens // step) * step
+def same_shape_batches(num_tokens: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, list[int]]]:
+    """Texts to run together, as (padded length, places). What a text is padded to follows from its own length alone:
+    the next multiple of 8 (of 32 above 64), so that there are few lengths. Every row has padding, or none has: a model
+    may leave out a mask that hides nothing, and rounds differently then."""
+    alike: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for place, count in enumerate(num_tokens):
+        step = 8 if count < 64 else 32
+        alike[min((count // step + 1) * step, limit), count == limit].append(place)
+    for (length, _), places in alike.items():
+        for start in range(0, len(places), most):
+            yield length, places[start : start + most]

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import orjson
 
 from retriever_server.corpus import contents_of
-from retriever_server.retriever import Reranker, ScoredPassage
+from retriever_server.retriever import Reranker, Retriever, ScoredPassage
 from retriever_server.schemas import RerankRequest
+
+
+class RerankRetriever:
+    """The best `depth` passages of any retriever, in the reranker's order; each query with its own candidates."""
+
+    def __init__(self, retriever: Retriever, reranker: Reranker, name: str, depth: int = 50) -> None:
+        self._retriever = retriever
+        self._reranker = reranker
+        self._name = name
+        self._depth = depth
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage]]:
+        found = self._retriever.search(queries, max(self._depth, top_k))
+        return [self._reorder(query, passages)[:top_k] for query, passages in zip(queries, found, strict=True)]
+
+    def _reorder(self, query: str, passages: list[ScoredPassage]) -> list[ScoredPassage]:
+        scores = self._reranker.score(query, [contents_of(orjson.loads(passage.document)) for passage in passages])
+        scored = [ScoredPassage(passage.document, score) for passage, score in zip(passages, scores, strict=True)]
+        return sorted(scored, key=lambda passage: -passage.score)
+
+    def describe(self) -> dict[str, Any]:
+        inner = dict(self._retriever.describe())
+        fingerprint = f"rerank:{self._name}:{self._depth}:{inner['fingerprint']}"
+        return {**inner, "fingerprint": fingerprint, "reranker": self._name, "rerank_depth": self._depth}
 
 
 def rerank(reranker: Reranker, request: RerankRequest) -> list[list[ScoredPassage]]:
