@@ -35,14 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
     group.add_argument("--cpus", type=float, default=1, help="a replica (default: 1)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     try:
         url = deploy(options)
     except StartError as error:
         logger.error("%s", error)
         return 2
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which sets a handler of its own
+        signal.signal(number, lambda *_: stop.set())
     logger.info("ready: %s at %s/retrieve, %d replicas", options.retriever, url, options.replicas)
     stop.wait()
     serve.shutdown()  # type: ignore[no-untyped-call]
