@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from retriever_server import dense, dense_build, lucene_build, qdrant
 from retriever_server.app import create_app
 from retriever_server.bm25 import BM25Retriever, open_or_build
 from retriever_server.corpus import Corpus
+from retriever_server.cross_encoder import CrossEncoder
+from retriever_server.encoder import PROFILES, Encoder
+from retriever_server.hybrid import HybridRetriever
+from retriever_server.lucene import LuceneRetriever
 from retriever_server.noise import EmptyRetriever, RandomRetriever, ShuffledRetriever
-from retriever_server.retriever import Retriever
+from retriever_server.remote import OpenSearchRetriever, RemoteRetriever
+from retriever_server.reranking import RerankRetriever
+from retriever_server.retriever import Retriever, ScoredPassage
+from retriever_server.web import WebRetriever
 from search_r1.environments.retriever_client import RetrieverClient
 from tests.live_server import live_server
+from tests.lucene_jar import needs_lucene
+from tests.recorded_server import Answer, Asked, recorded_server
+from tests.tiny_encoder import tiny_encoder_dir
 
 Ask = Callable[[Sequence[str], int], list[list[tuple[str, float]]]]
 
@@ -57,41 +68,117 @@ def ask_over_http(url: str) -> Ask:
     return ask
 
 
-def retriever_named(name: str, folder: Path) -> Retriever:
-    path = write_corpus(folder)
-    builders: dict[str, Callable[[], Any]] = {
-        "bm25": lambda: BM25Retriever.build(Corpus.open(path)),
-        "bm25 saved": lambda: [open_or_build(path, folder / "index") for _ in range(2)][1],
-        "empty": EmptyRetriever,
-        "random": lambda: RandomRetriever(Corpus.open(path)),
-        "shuffled": lambda: ShuffledRetriever(BM25Retriever.build(Corpus.open(path))),
-    }
-    retriever: Retriever = builders[name]()
+def bm25(path: Path) -> BM25Retriever:
+    return BM25Retriever.build(Corpus.open(path))
+
+
+def open_lucene(path: Path, held: ExitStack) -> Retriever:
+    lucene_build.build(Corpus.open(path), path.parent / "lucene", threads=1)
+    retriever = LuceneRetriever(path.parent / "lucene", Corpus.open(path))
+    held.callback(retriever.close)
     return retriever
+
+
+def tiny_encoder(path: Path) -> Encoder:
+    return Encoder(str(tiny_encoder_dir(path.parent / "tiny")), PROFILES["e5"])
+
+
+def open_dense(path: Path, factory: str | None) -> Retriever:
+    dense_build.build(Corpus.open(path), path.parent / "dense", tiny_encoder(path), factory=factory, shard_rows=5)
+    return dense.load(path.parent / "dense", path, str(path.parent / "tiny"))
+
+
+def open_qdrant(path: Path, held: ExitStack) -> Retriever:
+    client, encoder = qdrant.connect(str(path.parent / "qdrant")), tiny_encoder(path)
+    held.callback(client.close)
+    qdrant.upload(client, "wiki", Corpus.open(path), encoder)
+    return qdrant.QdrantRetriever(client, "wiki", encoder)
+
+
+def open_opensearch(path: Path, held: ExitStack) -> Retriever:
+    engine = bm25(path)
+
+    def respond(asked: Asked) -> Answer:
+        if asked.method == "GET":
+            return Answer({"count": 16})
+        searches = [orjson.loads(line) for line in asked.body.splitlines()][1::2]
+        lists = [engine.search([one["query"]["match"]["contents"]["query"]], one["size"])[0] for one in searches]
+        return Answer(
+            {"responses": [{"status": 200, "hits": {"hits": [hit(found) for found in hits]}} for hits in lists]}
+        )
+
+    def hit(found: ScoredPassage) -> dict[str, Any]:
+        document = orjson.loads(found.document)
+        return {"_id": document["id"], "_score": found.score, "_source": document}
+
+    return OpenSearchRetriever(held.enter_context(recorded_server(respond)).url, "wiki")
+
+
+def open_web(path: Path, held: ExitStack) -> Retriever:
+    engine = bm25(path)
+
+    def respond(asked: Asked) -> Answer:
+        (found,) = engine.search([asked.json["q"]], asked.json["num"])
+        ids = [orjson.loads(document)["id"] for document, _ in found]
+        return Answer({"organic": [{"title": name, "link": name, "snippet": "text"} for name in ids]})
+
+    held.enter_context(pytest.MonkeyPatch.context()).setenv("SERPER_API_KEY", "key")
+    url = held.enter_context(recorded_server(respond)).url
+    return WebRetriever("serper", path.parent / "web.sqlite", requests_per_s=1e6, url=url)
+
+
+def open_hybrid(path: Path, fusion: str) -> Retriever:
+    return HybridRetriever((bm25(path), open_dense(path, None)), fusion=fusion)
+
+
+def open_reranked(path: Path) -> Retriever:
+    judge = CrossEncoder(str(tiny_encoder_dir(path.parent / "judge", classifier=True)))
+    return RerankRetriever(bm25(path), judge, "judge", depth=5)
+
+
+OPENERS: dict[str, Callable[[Path, ExitStack], Any]] = {
+    "bm25": lambda path, held: bm25(path),
+    "bm25 saved": lambda path, held: [open_or_build(path, path.parent / "index") for _ in range(2)][1],
+    "lucene": open_lucene,
+    "dense exact": lambda path, held: open_dense(path, None),
+    "dense Flat": lambda path, held: open_dense(path, "Flat"),
+    "dense HNSW": lambda path, held: open_dense(path, "HNSW8"),
+    "hybrid rrf": lambda path, held: open_hybrid(path, "rrf"),
+    "hybrid weighted": lambda path, held: open_hybrid(path, "weighted"),
+    "reranked": lambda path, held: open_reranked(path),
+    "remote": lambda path, held: RemoteRetriever(held.enter_context(live_server(create_app(bm25(path))))),
+    "opensearch": open_opensearch,
+    "qdrant": open_qdrant,
+    "web": open_web,
+    "empty": lambda path, held: EmptyRetriever(),
+    "random": lambda path, held: RandomRetriever(Corpus.open(path)),
+    "shuffled": lambda path, held: ShuffledRetriever(bm25(path)),
+}
+OVER_HTTP = ("bm25", "random", "empty", "dense exact")
+
+
+@contextmanager
+def opened(name: str, folder: Path) -> Iterator[Retriever]:
+    with ExitStack() as held:
+        yield OPENERS[name](write_corpus(folder), held)
 
 
 @contextmanager
 def asking(kind: str, folder: Path) -> Iterator[Ask]:
     name, _, over = kind.partition(" over ")
-    retriever = retriever_named(name, folder)
-    if over:
-        with live_server(create_app(retriever)) as url:
-            yield ask_over_http(url)
-    else:
-        yield ask_directly(retriever)
+    with opened(name, folder) as retriever:
+        if over:
+            with live_server(create_app(retriever)) as url:
+                yield ask_over_http(url)
+        else:
+            yield ask_directly(retriever)
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        "bm25",
-        "bm25 saved",
-        "empty",
-        "random",
-        "shuffled",
-        "bm25 over http",
-        "random over http",
-        "empty over http",
+        *(pytest.param(name, marks=needs_lucene if name == "lucene" else ()) for name in OPENERS),
+        *(f"{name} over http" for name in OVER_HTTP),
     ],
 )
 def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
@@ -172,7 +259,7 @@ def test_noise_is_what_it_says(tmp_path: Path) -> None:
         drawn = random(QUERIES, 3)
         assert all(len(passages) == 3 for passages in drawn)
         assert len({tuple(passages) for passages in drawn}) == len(QUERIES)
-        best = ask_directly(retriever_named("bm25", tmp_path))(QUERIES, 16)
+        best = ask_directly(bm25(write_corpus(tmp_path)))(QUERIES, 16)
         for bad, good in zip(shuffled(QUERIES, 16), best, strict=True):
             assert sorted(bad) == sorted(good)
         assert shuffled(QUERIES, 16) != best
