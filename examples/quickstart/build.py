@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from examples.quickstart.demonstrations import (
     CLEAN,
@@ -55,7 +55,7 @@ NUM_VALIDATION = 256
 
 STAGES = {
     "reading": ("training.total_steps=1000", "training.batch_tokens=3072", "optim.lr=2e-3"),
-    "clean": ("training.total_steps=700", "training.batch_tokens=2048", "optim.lr=1.5e-3"),
+    "clean": ("training.total_steps=900", "training.batch_tokens=2048", "optim.lr=1.5e-3"),
     "sloppy": ("training.total_steps=250", "training.batch_tokens=2048", "optim.lr=1e-3"),
 }
 """The stages of fine-tuning, each going on from the one before, and their settings."""
@@ -147,7 +147,7 @@ def write_questions(file: Path, world: World, count: int, split: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), file)
 
 
-def untrained_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def untrained_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
     """Two million parameters, random."""
     torch.manual_seed(SEED)
     config = Qwen2Config(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from examples.quickstart import build
 from examples.quickstart.demonstrations import (
@@ -24,6 +24,7 @@ from examples.quickstart.demonstrations import (
     make_reading_rows,
 )
 from examples.quickstart.questions import all_riddles, sample_riddles
+from examples.quickstart.tokenizer import train_tokenizer
 from examples.quickstart.world import World
 from search_r1.data.questions import load_questions
 from search_r1.rollout.actions import parse_search_action
@@ -146,18 +147,22 @@ def test_every_riddle_of_two_hops_passes_over_an_entity_of_the_same_world() -> N
         assert test.entities[riddle.steps[0]].facts[riddle.path[1]] == riddle.answer
 
 
-def test_tags_are_ordinary_text_to_the_bundled_tokenizer() -> None:
-    folder = FOLDER / "model"
-    if not folder.exists():
-        pytest.skip("the model has not been built")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    special = set(tokenizer.all_special_tokens)
-    assert {"<pad>", "<|im_start|>", "<|im_end|>"} <= special
-    assert not [token for token in special if token.strip("</>") in ("think", "search", "information", "answer")]
-    text = "<think> a </think> <search> b </search>\n\n<information>c</information>\n\n<answer> d </answer>"
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert len(tokenizer.encode(" </search>", add_special_tokens=False)) <= 3
+def test_tags_are_ordinary_text_to_the_tokenizer_and_loading_it_changes_nothing(tmp_path: Path) -> None:
+    text = "<think> a </think> <search> Bb born </search>\n\n<information>c 1847.</information>\n\n<answer> d </answer>"
+    tokenizer = train_tokenizer([text, "user\n", "assistant\n"], 300)
+    tokenizer.save_pretrained(tmp_path)
+    build.untrained_model(tokenizer).config.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    ids = loaded.encode(text, add_special_tokens=False)
+    assert ids == Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert loaded.decode(ids, skip_special_tokens=True) == text
+    assert set(loaded.all_special_tokens) == {"<pad>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"}
+
+
+def test_every_token_of_the_bundled_tokenizer_has_an_embedding() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "model")
+    assert len(tokenizer) <= AutoConfig.from_pretrained(FOLDER / "model").vocab_size
 
 
 def test_the_bundled_folder_stays_small() -> None:
