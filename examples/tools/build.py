@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -36,9 +36,10 @@ from search_r1.types import Passage
 SEED = 7
 TOP_K = 2
 NUM_BRIDGES = 240
-NUM_TRAIN, NUM_TEST, NUM_DEMONSTRATIONS = 400, 200, 6000
+BRIDGES_PER_WORLD, DEMONSTRATIONS_PER_WORLD = 120, 200
+NUM_TRAIN, NUM_TEST, NUM_DEMONSTRATIONS = 400, 200, 12_000
 KINDS = ("arithmetic", "dates", "opening", "openings")
-GUESSES: Mapping[str, float] = {"arithmetic": 0.6, "dates": 0.1, "opening": 0.1, "openings": 0.6}
+GUESSES: Mapping[str, float] = {"arithmetic": 0.55, "dates": 0.1, "opening": 0.1, "openings": 0.55}
 """How often a demonstration of a kind answers without any call."""
 TEMPLATE = "short"
 _PIECES = Regex(r"</?[a-z_]+>| ?[a-z_]+|[A-Z][a-z]*|[0-9]|(?: ?[^\sA-Za-z0-9<])+|\s+|<")
@@ -58,9 +59,10 @@ class Task:
 class Bridges:
     """Invented bridges with the day they were opened, and what a search for them finds."""
 
-    def __init__(self, rng: random.Random, count: int) -> None:
-        names = Names(rng)
+    def __init__(self, rng: random.Random, count: int, taken: Collection[str] = ()) -> None:
+        names = Names(rng, taken)
         self.opened = {f"{names.word()} Bridge": _day(rng) for _ in range(count)}
+        self.words = frozenset(names.given)
         self.passages = [(name, self._describe(rng, name, day)) for name, day in self.opened.items()]
 
     @staticmethod
@@ -117,15 +119,14 @@ def build(output: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> None:
     rng = random.Random(SEED)
     bridges = Bridges(rng, NUM_BRIDGES)
     names = list(bridges.opened)
-    parts = (names[: NUM_BRIDGES // 2], names[NUM_BRIDGES // 2 : 3 * NUM_BRIDGES // 4], names[3 * NUM_BRIDGES // 4 :])
-    demonstrated, train, test = ({name: bridges.opened[name] for name in part} for part in parts)
     output.mkdir(parents=True, exist_ok=True)
-    corpus = [{"id": str(i), "contents": f"{title}\n{text}"} for i, (title, text) in enumerate(bridges.passages)]
-    write_json_lines(output / "corpus.jsonl", corpus)
-    for split, part, count in (("train", train, NUM_TRAIN), ("test", test, NUM_TEST)):
-        tasks = [make_task(rng, KINDS[i % len(KINDS)], part) for i in range(count)]
+    write_corpus(output / "corpus.jsonl", bridges)
+    halves = (names[: NUM_BRIDGES // 2], names[NUM_BRIDGES // 2 :])
+    for split, part, count in zip(("train", "test"), halves, (NUM_TRAIN, NUM_TEST), strict=True):
+        opened = {name: bridges.opened[name] for name in part}
+        tasks = [make_task(rng, KINDS[i % len(KINDS)], opened) for i in range(count)]
         write_questions(output / f"{split}.parquet", tasks, split)
-    rows = make_demonstrations(rng, demonstrated, make_runner(bridges, output / "corpus.jsonl"), num_demonstrations)
+    rows = make_demonstrations(rng, output / "demonstration_corpus.jsonl", bridges.words, num_demonstrations)
     held_out = max(1, len(rows) // 30)
     write_json_lines(output / "demonstrations.jsonl", rows[held_out:])
     write_json_lines(output / "demonstrations_val.jsonl", rows[:held_out])
@@ -134,13 +135,25 @@ def build(output: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> None:
     untrained_model(tokenizer).save_pretrained(output / "untrained")
 
 
-def make_demonstrations(rng: random.Random, bridges: Mapping[str, date], run: Run, count: int) -> list[dict[str, Any]]:
-    """Rows with `messages`, the four kinds in turn."""
-    tasks = [make_task(rng, KINDS[i % len(KINDS)], bridges) for i in range(count)]
-    return [
-        demonstration_row(task, guess(rng, task) if rng.random() < GUESSES[task.kind] else demonstrate(task, run))
-        for task in tasks
-    ]
+def make_demonstrations(
+    rng: random.Random, corpus: Path, forbidden: Collection[str], count: int
+) -> list[dict[str, Any]]:
+    """Rows with `messages`, the four kinds in turn. Names come from many small worlds: a model cannot memorise them."""
+    rows = []
+    for start in range(0, count, DEMONSTRATIONS_PER_WORLD):
+        world = Bridges(rng, BRIDGES_PER_WORLD, forbidden)
+        write_corpus(corpus, world)
+        run = make_runner(world, corpus)
+        for i in range(start, min(start + DEMONSTRATIONS_PER_WORLD, count)):
+            task = make_task(rng, KINDS[i % len(KINDS)], world.opened)
+            guessed = rng.random() < GUESSES[task.kind]
+            rows.append(demonstration_row(task, guess(rng, task) if guessed else demonstrate(task, run)))
+    return rows
+
+
+def write_corpus(file: Path, bridges: Bridges) -> None:
+    rows = [{"id": str(i), "contents": f"{title}\n{text}"} for i, (title, text) in enumerate(bridges.passages)]
+    write_json_lines(file, rows)
 
 
 def demonstration_row(task: Task, turns: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -171,7 +184,10 @@ def make_runner(bridges: Bridges, corpus: Path) -> Run:
 
 
 def train_tokenizer(rows: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of whole words and single digits, with the chat markers as its only special tokens."""
+    """A byte-level BPE of words and single digits, with the chat markers as its only special tokens.
+
+    Each line of the tool prompt, which is the same in every row, is one token: a small model has no time to read it.
+    """
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(_PIECES, "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -186,6 +202,7 @@ def train_tokenizer(rows: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFas
     )
     texts = (f"{message['role']}\n{message['content']}" for row in rows for message in row["messages"])
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(rows[0]["messages"][0]["content"].splitlines())
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -208,7 +225,7 @@ def untrained_model(
         num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=1536,
+        max_position_embeddings=1024,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
