@@ -127,10 +127,12 @@ def write_corpus(file: Path, passages: Sequence[tuple[str, str]]) -> None:
 
 
 def write_questions(file: Path, world: World, count: int, split: str) -> None:
-    """Parquet in the schema that training reads, one-hop and two-hop questions taking turns."""
+    """Parquet in the schema that training reads, as many one-hop as two-hop questions, shuffled."""
     rng = random.Random(f"{SEED}/{split}")
+    riddles = sample_riddles(rng, world, count)
+    rng.shuffle(riddles)
     rows = []
-    for index, riddle in enumerate(sample_riddles(rng, world, count)):
+    for index, riddle in enumerate(riddles):
         source = "quickstart_one_hop" if len(riddle.path) == 1 else "quickstart_two_hop"
         question = ask(rng, riddle)
         rows.append(

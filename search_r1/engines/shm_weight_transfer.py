@@ -1,10 +1,12 @@
 """The receiving half of `SharedMemoryBuckets`, inside vLLM's worker processes.
 
-Importing this module registers the back-end; vLLM imports it there because `worker_extension_cls` names `Extension`.
+Importing this module registers the back-end, and lets the process end with its driver. vLLM imports it there because
+`worker_extension_cls` names `Extension`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
@@ -19,6 +21,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from search_r1.engines.orphans import end_with_driver
 
 BACKEND = "search_r1_shared_memory"
 
@@ -93,3 +97,5 @@ class SharedMemoryWeightTransfer(WeightTransferEngine[Init, Bucket]):
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeightTransfer)
+if multiprocessing.parent_process() is not None:
+    end_with_driver()
