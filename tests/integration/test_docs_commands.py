@@ -156,3 +156,16 @@ def test_links_and_paths_of_the_docs_lead_to_files() -> None:
             if not (ROOT / target).exists():
                 missing.append(f"{path.name}: {target}")
     assert not missing, missing
+
+
+def test_tests_named_in_the_table_of_pitfalls_exist() -> None:
+    table = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
+    file, missing, named = "", [], 0
+    for path, name in re.findall(r"`([\w./]*)::(test_\w+)`", table):
+        file = path or file
+        source = ROOT / "tests/unit" / file
+        named += 1
+        if not source.is_file() or f"def {name}(" not in source.read_text(encoding="utf-8"):
+            missing.append(f"{file}::{name}")
+    assert named > 50
+    assert not missing
