@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.report import finish
-from search_r1.compose import compose_config
-from search_r1.evaluate import evaluate
+from benchmarks.report import finish  # noqa: E402
+from search_r1.compose import compose_config  # noqa: E402
+from search_r1.evaluate import evaluate  # noqa: E402
 
 RETRIEVERS = {
     "bm25 over the bundled corpus": ["--retriever", "bm25", "--corpus", "examples/quickstart/corpus.jsonl"],
