@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 log=.venv-setup.log
 stamp=.venv/search_r1.stamp
-want="$PWD $(cat requirements/cpu.txt setup.py .ci/setup.sh | cksum)"
+want="$PWD $(cat requirements/cpu.txt requirements/lucene.txt setup.py .ci/setup.sh | cksum)"
 
 up_to_date() { [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; }
 say() { echo "setup: $*" >&2; }
@@ -46,10 +46,14 @@ install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --n
 torch=$(grep '^torch==' requirements/cpu.txt)
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     python=$(find_python)
-    step "1/4 .venv from $("$python" --version)" "$python" -m venv --clear .venv
+    step "1/5 .venv from $("$python" --version)" "$python" -m venv --clear .venv
 fi
-step "2/4 $torch" "${install[@]}" "$torch"
-step "3/4 the pinned packages of requirements/cpu.txt" "${install[@]}" --no-deps -r requirements/cpu.txt
-step "4/4 search_r1" "${install[@]}" --no-deps --no-build-isolation -e .
+step "2/5 $torch" "${install[@]}" "$torch"
+step "3/5 the pinned packages of requirements/cpu.txt" "${install[@]}" --no-deps -r requirements/cpu.txt
+step "4/5 search_r1" "${install[@]}" --no-deps --no-build-isolation -e .
+say "5/5 Anserini's jar for the lucene retriever"
+if ! "${install[@]}" --no-deps --no-build-isolation -r requirements/lucene.txt >>"$log" 2>&1; then
+    say "it could not be had: everything works but the lucene retriever, and its tests are skipped"
+fi
 echo "$want" >"$stamp"
 say "done in ${SECONDS} s"

