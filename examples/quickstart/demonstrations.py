@@ -57,7 +57,7 @@ def _rates(given_up: float, vague: float, otherwise: float) -> dict[str, float]:
 
 
 SLOPPY = Habits(
-    give_up=_rates(0.7, 0.05, 0.05), vague_query=_rates(0.25, 0.82, 0.12), early_stop=_rates(0.75, 0.75, 0.25)
+    give_up=_rates(0.45, 0.05, 0.05), vague_query=_rates(0.6, 0.82, 0.12), early_stop=_rates(0.75, 0.75, 0.25)
 )
 _UNKNOWN = "unknown"
 
