@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from search_r1.config import Config, RolloutConfig
+from search_r1.config import ClusterConfig, Config, RolloutConfig, ShardingConfig
 from search_r1.errors import ConfigError
 
 _POSITIVE = (
@@ -111,11 +111,7 @@ def check(config: Config) -> list[str]:
         )
     if policy.dual_clip is not None and policy.dual_clip <= 1:
         raise ConfigError(f"policy.dual_clip={policy.dual_clip} must be above 1 (arXiv:1912.09729 takes 3), or null")
-    if config.cluster.launcher == "local" and config.cluster.num_workers > 1:
-        raise ConfigError(
-            f"cluster.num_workers={config.cluster.num_workers} needs cluster.launcher=ray: local runs in one process"
-        )
-    _check_sharding(config)
+    check_workers(config.sharding, config.cluster, (config.policy.optim.name, config.critic.optim.name))
     _check_staleness(config)
     _check_tools(config)
     return _warnings(config)
@@ -168,11 +164,19 @@ def _check_tools(config: Config) -> None:
         )
 
 
-def _check_sharding(config: Config) -> None:
-    sharding, cluster = config.sharding, config.cluster
+def check_workers(sharding: ShardingConfig, cluster: ClusterConfig, optimizers: Sequence[str]) -> None:
+    """Rules on how models lie over workers, for `optim.name` of whatever is trained.
+
+    Raises:
+        ConfigError: with key, value and remedy.
+    """
+    if cluster.launcher == "local" and cluster.num_workers > 1:
+        raise ConfigError(
+            f"cluster.num_workers={cluster.num_workers} needs cluster.launcher=ray: local runs in one process"
+        )
     if sharding.name == "fsdp2" and cluster.launcher == "local":
         raise ConfigError("sharding.name=fsdp2 needs cluster.launcher=ray: it lives on a process group")
-    if sharding.name == "fsdp2" and "muon" in (config.policy.optim.name, config.critic.optim.name):
+    if sharding.name == "fsdp2" and "muon" in optimizers:
         raise ConfigError("optim.name=muon needs whole matrices, which fsdp2 splits: set optim.name=adamw")
     if sharding.name == "fsdp2" and cluster.num_workers % sharding.replicas:
         raise ConfigError(

@@ -6,94 +6,148 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import orjson
-import torch
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from search_r1.backends.model import check_model_folder
-from search_r1.backends.sharding import build_sharding
-from search_r1.backends.supervised import SupervisedPolicy
-from search_r1.backends.tokenizer import load_tokenizer
-from search_r1.compose import build_config, compose_dict
-from search_r1.config import ShardingConfig
-from search_r1.data.sft_examples import read_examples
+from search_r1.compose import build_config, compose_dict, load_yaml, to_yaml
 from search_r1.errors import ConfigError, SearchR1Error
-from search_r1.protocols import Metrics
+from search_r1.llamafactory_keys import translate_llamafactory
 from search_r1.sft_config import SFTConfig, check_sft
-from search_r1.trainer.sft_loop import plan_batches, run_sft
 
 logger = logging.getLogger(__name__)
+EPILOG = """Settings are key=value overrides of configs/sft.yaml. With --llamafactory they come from a training file of
+LLaMA-Factory, and overrides stand above it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 after one sentence about what is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="search_r1.sft", description=__doc__, epilog="Settings are key=value overrides of configs/sft.yaml."
-    )
+    parser = argparse.ArgumentParser(prog="search_r1.sft", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--llamafactory", metavar="FILE", help="a LLaMA-Factory training file (YAML)")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    overrides = parser.parse_args(arguments).overrides
+    options = parser.parse_args(arguments)
     console = Console(stderr=True)
     handler = RichHandler(console=console, show_path=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     try:
-        config = build_config(SFTConfig, compose_dict("sft", overrides))
+        config = compose_sft(options.overrides, options.llamafactory)
         check_sft(config)
         train(config, console)
     except SearchR1Error as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the same command goes on from the last checkpoint\n")
+        return 130
     return 0
 
 
-def train(config: SFTConfig, console: Console) -> None:
-    """Train as configured and write the model, its tokenizer and metrics.jsonl into `output_dir`."""
+def compose_sft(overrides: Sequence[str], llamafactory: str | None = None) -> SFTConfig:
+    """configs/sft.yaml, a LLaMA-Factory file on top of it, overrides on top of both.
+
+    Raises:
+        ConfigError: unknown or wrong keys, all named.
+    """
+    values = compose_dict("sft", overrides)
+    if llamafactory:
+        given = load_yaml(Path(llamafactory))
+        if not isinstance(given, dict):
+            raise ConfigError(f"{llamafactory} must hold keys and values, as LLaMA-Factory's training files do")
+        try:
+            settings, notes = translate_llamafactory(given, values["cluster"]["num_workers"])
+        except ConfigError as error:
+            raise ConfigError(f"{llamafactory}: {error}") from error
+        for note in notes:
+            logger.info("%s: %s", llamafactory, note)
+        overridden = {override.lstrip("+").partition("=")[0] for override in overrides}
+        for key, value in settings.items():
+            if key not in overridden:
+                _put(values, key, value)
+    return build_config(SFTConfig, values)
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    *groups, name = key.split(".")
+    for group in groups:
+        values = values[group]
+    values[name] = value
+
+
+def train(config: SFTConfig, console: Console) -> dict[str, Any]:
+    """Run a checked configuration; the model, its tokenizer and the run's files go into `output_dir`."""
+    from search_r1.backends.model import check_model_folder
+    from search_r1.backends.tokenizer import load_tokenizer
+    from search_r1.data.chat_templates import choose_chat_template
+    from search_r1.data.sft_examples import read_examples, split_validation
+    from search_r1.trainer.run_folder import redact, versions
+    from search_r1.trainer.sft_loop import plan_batches
+    from search_r1.trainer.sft_run import SFTRun, find_sft_resume
+    from search_r1.trainer.tracking import build_trackers
+
     check_model_folder(config.model.path)
-    output = Path(config.output_dir)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"output_dir={output} is not empty: give a new folder")
+    checkpoint = find_sft_resume(config)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    examples = read_examples(config.data.train_files, tokenizer, config.data.max_length)
-    validation = read_examples(config.data.val_files, tokenizer, config.data.max_length)
+    choose_chat_template(tokenizer, config.data.chat_template)
+    examples = read_examples(config.data, config.data.train_files, tokenizer)
+    validation = read_examples(config.data, config.data.val_files, tokenizer)
+    if config.data.val_size:
+        examples, validation = split_validation(examples, config.data.val_size, config.seed)
     plan = plan_batches([len(example.token_ids) for example in examples], config.training, config.seed)
+    logger.info("%d examples, %d for validation, %d steps", len(examples), len(validation), len(plan))
+    pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
+    settings = redact(asdict(config))
+    with ExitStack() as stack:
+        learner = build_learner(config, len(plan), pad_token_id, stack)
+        trackers = build_trackers(config.tracking, Path(config.output_dir), settings)
+        run = SFTRun(config, learner, examples, validation, plan, trackers, tokenizer.save_pretrained, console)
+        run.folder.write_text("config.yaml", to_yaml(settings))
+        run.folder.write_json("versions.json", versions())
+        summary = run.fit(checkpoint)
+    logger.info("saved %s", config.output_dir)
+    return summary
+
+
+def build_worker(config: SFTConfig, total_steps: int, pad_token_id: int) -> dict[str, Any]:
+    """The one role of a worker; runs inside it, after it joined the process group."""
+    import torch
+
+    from search_r1.backends.sharding import build_sharding
+    from search_r1.backends.supervised import SupervisedPolicy
+
     torch.manual_seed(config.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     learner = SupervisedPolicy(
         config.model,
         config.optim,
-        build_sharding(ShardingConfig(), device="cuda" if torch.cuda.is_available() else "cpu"),
-        len(plan),
-        pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        build_sharding(config.sharding, config.model.dtype, device),
+        total_steps,
+        pad_token_id=pad_token_id,
         max_tokens_per_micro_batch=config.training.max_tokens_per_micro_batch,
+        packing=config.training.packing,
     )
-    logger.info("%d examples, %d for validation, %d steps", len(examples), len(validation), len(plan))
-    output.mkdir(parents=True, exist_ok=True)
-    with _progress(console) as progress, (output / "metrics.jsonl").open("wb") as file:
-        task = progress.add_task("sft", total=len(plan), loss=float("nan"))
-
-        def report(metrics: Metrics, step: int) -> None:
-            file.write(orjson.dumps({"step": step, **metrics}) + b"\n")
-            progress.update(task, completed=step, loss=metrics["sft/loss"])
-            if "validation/loss" in metrics:
-                logger.info("step %d: validation loss %.4f", step, metrics["validation/loss"])
-
-        run_sft(learner, examples, validation, plan, config.training, report)
-    learner.save_pretrained(str(output))
-    tokenizer.save_pretrained(output)
-    logger.info("saved %s", output)
+    return {"policy": learner}
 
 
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console)
+def build_learner(config: SFTConfig, total_steps: int, pad_token_id: int, stack: ExitStack) -> Any:
+    """In this process, or on workers; what must be shut down is pushed on `stack`."""
+    if config.cluster.launcher == "local":
+        return build_worker(config, total_steps, pad_token_id)["policy"]
+    from search_r1.backends.model import sequence_cost
+    from search_r1.cluster import placement
+    from search_r1.cluster.remote_learner import RemoteLearner
+    from search_r1.cluster.worker_group import WorkerGroup
+
+    if Path(config.model.path).is_dir():
+        config = replace(config, model=replace(config.model, path=str(Path(config.model.path).resolve())))
+    stack.callback(placement.connect(config.cluster))
+    group = WorkerGroup(config.cluster, partial(build_worker, config, total_steps, pad_token_id))
+    stack.callback(group.close)
+    return RemoteLearner(group, sequence_cost(config.model.path, config.model.trust_remote_code))
 
 
 if __name__ == "__main__":

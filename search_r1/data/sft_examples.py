@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from pathlib import Path
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from search_r1.data.conversations import Message, Row, read_rows
+from search_r1.data.dataset_info import Dataset, load_datasets, plain_dataset
+from search_r1.data.micro_batches import SequenceCost, balance
 from search_r1.data.templates import PromptEncoder, encode_plain
-from search_r1.errors import DataError
+from search_r1.data.tool_prompts import ToolPrompts
+from search_r1.errors import ConfigError, DataError
+from search_r1.sft_config import SFTDataConfig
 
 logger = logging.getLogger(__name__)
-Message = Mapping[str, str]
 Tokenizer = Any
 """A Hugging Face tokenizer with a chat template."""
 
-_OBSERVATION = re.compile(r"(\n*<information>.*?</information>\n*)", re.DOTALL)
+_OBSERVATION = re.compile(r"(\n*<(information|tool_response)>.*?</\2>\n*)", re.DOTALL)
 _STAND_INS = ("yes", "no")
 _END_OF_ROLLOUT = "</answer>"
+_SHOWN = 3
+"""Bad rows told one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +50,42 @@ class SFTBatch:
     """(B, T) int64."""
     loss_mask: Tensor
     """(B, T) bool, False on padding."""
+    lengths: Tensor
+    """(B,) int64, tokens of each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SFTShare:
+    """One worker's part of a batch, with the count of the whole batch over all workers."""
+
+    examples: tuple[SFTExample, ...]
+    num_tokens: int
+    """Learned tokens of the whole batch."""
 
 
 class ConversationEncoder:
     """Encodes a conversation as a rollout of it would look.
 
     The prompt comes from the chat template. An assistant text is cut at its observations
-    (`<information>…</information>` with the line breaks around), and every piece is encoded by itself, since in a
-    rollout sampled and observed tokens meet at these borders and never merge. Spellings of control tokens inside a
-    message stay text. The end-of-turn token is learned, save after a final `</answer>`, where a rollout stops.
+    (`<information>…</information>` or `<tool_response>…</tool_response>`, with the line breaks around), and every piece
+    is encoded by itself, since in a rollout sampled and observed tokens meet at these borders and never merge.
+    Spellings of control tokens inside a message stay text. The end-of-turn token is learned, save after a final
+    `</answer>`, where a rollout stops.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._encode_prompt = PromptEncoder(tokenizer)
+        self._with_tools: dict[str, ToolPrompts] = {}
 
-    def __call__(self, messages: Sequence[Message]) -> SFTExample:
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> SFTExample:
+        """`tools` are function schemas, which the prompt shows as a rollout's does.
+
+        Raises:
+            ConfigError: the chat template cannot render the prompt.
+        """
         first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        ids = list(self._encode_prompt(messages[:first]))
+        ids = list(self._prompt(messages[:first], tools))
         mask = [False] * len(ids)
 
         def append(piece: Sequence[int], learned: bool) -> None:
@@ -82,6 +106,15 @@ class ConversationEncoder:
             if len(between) < len(following):
                 append(rest, learned=False)
         return SFTExample(tuple(ids), tuple(mask))
+
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        if not tools:
+            return self._encode_prompt(messages)
+        schemas = {str(tool["function"]["name"]): tool for tool in tools}
+        key = json.dumps(schemas, sort_keys=True, default=str)
+        if key not in self._with_tools:
+            self._with_tools[key] = ToolPrompts(self._tokenizer, schemas)
+        return self._with_tools[key].encode(messages, list(schemas))
 
     def _after_turn(self, prompt: Sequence[Message], between: Sequence[Message]) -> tuple[list[int], list[int]]:
         """What follows an assistant turn: the end-of-turn token, and the messages up to the next assistant turn.
@@ -108,73 +141,79 @@ def split_observations(text: str) -> list[tuple[str, bool]]:
     >>> split_observations("a</search>\\n\\n<information>p</information>\\n\\nb")
     [('a</search>', True), ('\\n\\n<information>p</information>\\n\\n', False), ('b', True)]
     """
-    pieces = _OBSERVATION.split(text)
-    return [(piece, i % 2 == 0) for i, piece in enumerate(pieces) if piece]
+    pieces, start = list[tuple[str, bool]](), 0
+    for found in _OBSERVATION.finditer(text):
+        pieces += [(text[start : found.start()], True), (found[0], False)]
+        start = found.end()
+    return [(piece, learned) for piece, learned in [*pieces, (text[start:], True)] if piece]
 
 
-def read_examples(files: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[SFTExample]:
-    """All conversations of the files that fit into `max_length` tokens; how many did not is logged.
+def read_examples(data: SFTDataConfig, names: Sequence[str], tokenizer: Tokenizer) -> list[SFTExample]:
+    """All conversations of the files, or datasets, that fit into `data.max_length` tokens.
 
-    Raises:
-        DataError: a missing or empty file, a row without messages or without an assistant turn, nothing that fits.
-    """
-    examples: list[SFTExample] = []
-    encode = ConversationEncoder(tokenizer)
-    too_long = 0
-    for file in files:
-        for number, row in enumerate(read_rows(Path(file)), start=1):
-            example = encode(_messages(row, f"{file}, row {number}"))
-            if len(example.token_ids) <= max_length:
-                examples.append(example)
-            else:
-                too_long += 1
-    if too_long:
-        logger.warning("%d examples are longer than data.max_length=%d tokens and are left out", too_long, max_length)
-    if files and not examples:
-        raise DataError(f"{', '.join(files)}: no example within data.max_length={max_length} tokens")
-    return examples
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows of a parquet or JSON lines file.
+    Rows that are too long, and up to `data.max_bad_share` of unusable rows, are left out, counted and logged.
 
     Raises:
-        DataError: missing, empty, or a line that is not a JSON object.
+        DataError: a missing or empty file, too many bad rows (with the first ones), nothing that fits.
     """
-    if not file.is_file():
-        raise DataError(f"{file} does not exist")
-    if file.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    else:
-        rows = []
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise DataError(f"{file}, line {number}: not JSON ({error})") from error
-                if not isinstance(row, dict):
-                    raise DataError(f"{file}, line {number}: not a JSON object")
-                rows.append(row)
-    if not rows:
-        raise DataError(f"{file} has no rows")
-    return rows
+    encode, examples, bad = ConversationEncoder(tokenizer), list[SFTExample](), list[str]()
+    total = 0
+    for where, row, dataset in _rows(data, names):
+        total += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            found = dataset.convert(row)
+            examples.append(encode(found.messages, found.tools))
+        except ConfigError as error:
+            bad.append(f"{where}: {error}")
+    _check_bad(bad, total, data.max_bad_share)
+    fitting = [example for example in examples if len(example.token_ids) <= data.max_length]
+    if len(fitting) < len(examples):
+        count = len(examples) - len(fitting)
+        logger.warning("%d examples are longer than data.max_length=%d tokens and are left out", count, data.max_length)
+    if names and not fitting:
+        raise DataError(f"{', '.join(names)}: no example within data.max_length={data.max_length} tokens")
+    return fitting
 
 
-def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
-    messages = row.get("messages")
-    if not messages:
-        raise DataError(f"{where}: no `messages`; data_prep makes them from other formats")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str) or not message.get("role"):
-            raise DataError(f"{where}: a message needs `role` and `content`, found {str(message)[:80]}")
-    if not any(message["role"] == "assistant" and message["content"] for message in messages):
-        raise DataError(f"{where}: no assistant turn to learn from")
-    return list(messages)
+def _rows(data: SFTDataConfig, names: Sequence[str]) -> Iterator[tuple[str, Row | DataError, Dataset]]:
+    datasets = load_datasets(data.dataset_info, names) if data.dataset_info else map(plain_dataset, names)
+    for dataset in datasets:
+        rows = ((where, row, dataset) for file in dataset.files for where, row in read_rows(file))
+        yield from islice(rows, data.max_rows)
+
+
+def _check_bad(bad: Sequence[str], total: int, max_share: float) -> None:
+    if not bad:
+        return
+    shown = "; ".join(bad[:_SHOWN]) + (f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else "")
+    if len(bad) > max_share * total:
+        raise DataError(
+            f"{len(bad)} of {total} rows cannot be used, more than data.max_bad_share={max_share}: {shown}. Repair "
+            "them, or raise data.max_bad_share to leave them out"
+        )
+    logger.warning("%d of %d rows cannot be used and are left out: %s", len(bad), total, shown)
+
+
+def split_validation(
+    examples: Sequence[SFTExample], val_size: float, seed: int
+) -> tuple[list[SFTExample], list[SFTExample]]:
+    """Training and validation examples: `val_size` of them by chance, a share where it is below 1, else a number.
+
+    Raises:
+        DataError: nothing would be left to train on.
+    """
+    count = round(val_size * len(examples)) if val_size < 1 else int(val_size)
+    if not count:
+        return list(examples), []
+    if count >= len(examples):
+        raise DataError(f"data.val_size={val_size} leaves none of {len(examples)} examples to train on: lower it")
+    held_out = set(random.Random(f"{seed}/validation").sample(range(len(examples)), count))
+    return (
+        [example for i, example in enumerate(examples) if i not in held_out],
+        [example for i, example in enumerate(examples) if i in held_out],
+    )
 
 
 def collate_examples(examples: Sequence[SFTExample], pad_token_id: int) -> SFTBatch:
@@ -186,4 +225,14 @@ def collate_examples(examples: Sequence[SFTExample], pad_token_id: int) -> SFTBa
         input_ids[i, : len(example.token_ids)] = torch.tensor(example.token_ids)
         loss_mask[i, : len(example.loss_mask)] = torch.tensor(example.loss_mask)
     loss_mask[:, 0] = False  # the first token has no context
-    return SFTBatch(input_ids, loss_mask)
+    return SFTBatch(input_ids, loss_mask, torch.tensor([len(example.token_ids) for example in examples]))
+
+
+def share_examples(
+    examples: Sequence[SFTExample], num_workers: int, cost: SequenceCost | None = None
+) -> list[SFTShare]:
+    """A batch dealt to the workers by cost, or by length where none is given."""
+    num_tokens = sum(sum(example.loss_mask) for example in examples)
+    costs = [(cost or SequenceCost())(len(example.token_ids)) for example in examples]
+    parts = balance(costs, num_workers)
+    return [SFTShare(tuple(examples[row] for row in rows), num_tokens) for rows in parts]

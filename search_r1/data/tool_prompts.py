@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from search_r1.data.templates import PromptEncoder, Tokenizer
@@ -41,18 +41,30 @@ class ToolPrompts:
             DataError: the question names a tool that is not registered.
             ConfigError: the chat template cannot render the tools or the messages.
         """
-        names = self.allowed(question)
+        try:
+            return self.encode(question.prompt_messages, self.allowed(question))
+        except DataError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(f"question {question.question_id}: {error}") from error
+
+    def encode(self, messages: Sequence[Mapping[str, str]], names: Sequence[str]) -> tuple[int, ...]:
+        """Token ids of a prompt with these registered tools.
+
+        Raises:
+            ConfigError: the chat template cannot render them.
+        """
         if not names:
-            return self._plain(question.prompt_messages)
+            return self._plain(messages)
         try:
             if self._native:
-                return self._encoder(names)(question.prompt_messages)
+                return self._encoder(tuple(names))(messages)
             schemas = [self._schemas[name] for name in names]
-            return self._plain(with_tool_prompt(question.prompt_messages, schemas, self._role))
+            return self._plain(with_tool_prompt(messages, schemas, self._role))
         except (ConfigError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(
-                f"question {question.question_id}: the chat template of model.path cannot render its prompt with the "
-                f"tools {', '.join(names)} ({error}); simplify their argument types or take another template"
+                f"the chat template of model.path cannot render its prompt with the tools {', '.join(names)} "
+                f"({error}); simplify their argument types or take another template"
             ) from error
 
     def allowed(self, question: Question) -> tuple[str, ...]:

@@ -8,18 +8,35 @@ import random
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from search_r1.config import Config
 from search_r1.errors import ConfigError
 from search_r1.protocols import State
-from search_r1.trainer.step import Roles
 
 logger = logging.getLogger(__name__)
 _FREE_TO_CHANGE = ("run_dir", "environment", "cluster", "sharding", "trainer", "tracking", "validation", "engine")
 """Settings that a resumed run may have changed."""
+
+
+class Kept(Protocol):
+    """What writes and reads its own folder: a policy, a critic."""
+
+    def save(self, folder: str) -> None: ...
+
+    def load(self, folder: str) -> None: ...
+
+
+class Trained(Protocol):
+    """`Roles`, or anything else that is trained."""
+
+    @property
+    def policy(self) -> Kept: ...
+
+    @property
+    def critic(self) -> Kept | None: ...
 
 
 class Checkpoints:
@@ -29,7 +46,7 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
 
-    def save(self, step: int, roles: Roles, state: State, save_tokenizer: Any) -> Path:
+    def save(self, step: int, roles: Trained, state: State, save_tokenizer: Any) -> Path:
         """Write the checkpoint of `step` and delete the oldest beyond `keep`."""
         target, temporary = self.folder / f"step_{step:06d}", self.folder / f".step_{step:06d}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -50,7 +67,13 @@ class Checkpoints:
         """Complete checkpoints, oldest first."""
         return sorted(p for p in self.folder.glob("step_*") if (p / "trainer.json").is_file())
 
-    def load(self, path: Path, roles: Roles) -> State:
+    def forget_after(self, step: int) -> None:
+        """Delete checkpoints of steps that a run will take again."""
+        for old in self.all():
+            if int(old.name.removeprefix("step_")) > step:
+                shutil.rmtree(old)
+
+    def load(self, path: Path, roles: Trained) -> State:
         """Bring policy and critic to where the checkpoint was; returns the trainer's part."""
         roles.policy.load(str((path / "policy").resolve()))
         if roles.critic:

@@ -33,8 +33,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.trajectories = path / "trajectories"
-        for folder in (self.path, self.checkpoints, self.trajectories):
-            folder.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
@@ -59,6 +58,7 @@ class RunFolder:
                 file.unlink()
 
     def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        self.trajectories.mkdir(exist_ok=True)
         temporary = self.trajectories / f".{name}.tmp"
         with temporary.open("w", encoding="utf-8") as file:
             for record in records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -27,12 +28,23 @@ class Learner(Protocol):
         """Mean negative log-likelihood, nothing learned."""
         ...
 
+    def save(self, folder: str) -> None:
+        """What going on exactly needs, as `Policy.save`."""
+        ...
+
+    def load(self, folder: str) -> None: ...
+
+    def save_pretrained(self, path: str) -> None:
+        """A plain Hugging Face folder."""
+        ...
+
 
 def plan_batches(lengths: Sequence[int], config: SFTTrainingConfig, seed: int) -> list[list[int]]:
     """The rows of every optimizer step of the run, epoch after epoch; the same for the same seed.
 
-    Rows are shuffled, sorted by length within large chunks and cut into batches of at most `batch_tokens` padded
-    tokens, which are shuffled again: little padding, and no order by length over time. An epoch shows each row once.
+    Rows are shuffled and cut into batches of `batch_size`. Without it they are sorted by length within large chunks and
+    cut into batches of at most `batch_tokens` padded tokens, which are shuffled again: little padding, and no order by
+    length over time. An epoch shows each row once; a last part of an epoch is that part of its batches.
     """
     rng = random.Random(seed)
     plan: list[list[int]] = []
@@ -41,14 +53,22 @@ def plan_batches(lengths: Sequence[int], config: SFTTrainingConfig, seed: int) -
             break
         order = list(range(len(lengths)))
         rng.shuffle(order)
-        batches = []
-        for start in range(0, len(order), _ROWS_SORTED_TOGETHER):
-            rows = order[start : start + _ROWS_SORTED_TOGETHER]
-            groups = micro_batch_rows([lengths[row] for row in rows], config.batch_tokens)
-            batches += [[rows[i] for i in group] for group in groups]
-        rng.shuffle(batches)
-        plan += batches
+        batches = _cut(order, lengths, config, rng)
+        part = 1.0 if config.total_steps is not None else min(1.0, config.epochs - epoch)
+        plan += batches[: math.ceil(part * len(batches))]
     return plan if config.total_steps is None else plan[: config.total_steps]
+
+
+def _cut(order: list[int], lengths: Sequence[int], config: SFTTrainingConfig, rng: random.Random) -> list[list[int]]:
+    if config.batch_size is not None:
+        return [order[start : start + config.batch_size] for start in range(0, len(order), config.batch_size)]
+    batches = []
+    for start in range(0, len(order), _ROWS_SORTED_TOGETHER):
+        rows = order[start : start + _ROWS_SORTED_TOGETHER]
+        groups = micro_batch_rows([lengths[row] for row in rows], config.batch_tokens)
+        batches += [[rows[i] for i in group] for group in groups]
+    rng.shuffle(batches)
+    return batches
 
 
 def run_sft(
@@ -58,14 +78,17 @@ def run_sft(
     plan: Sequence[Sequence[int]],
     config: SFTTrainingConfig,
     report: Callable[[Metrics, int], None],
+    first_step: int = 1,
 ) -> None:
     """Take every step of `plan`; `report` receives `sft/…` and `validation/loss` with the step's number (from 1).
+
+    `first_step` is above 1 where a run goes on.
 
     Raises:
         TrainingError: `max_bad_steps` non-finite steps in a row.
     """
     bad_in_a_row = 0
-    for step, rows in enumerate(plan, start=1):
+    for step, rows in enumerate(plan[first_step - 1 :], start=first_step):
         metrics = learner.update([examples[row] for row in rows])
         bad_in_a_row = bad_in_a_row + 1 if metrics["bad_step"] else 0
         if bad_in_a_row >= config.max_bad_steps:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -37,12 +39,127 @@ def test_it_writes_a_model_that_loads_with_its_tokenizer_and_its_losses(argument
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["step"] for row in rows if "validation/loss" in row] == [2, 4]
     assert rows[-1]["validation/loss"] < rows[0]["sft/loss"]
+    summary = json.loads((tmp_path / "tuned" / "summary.json").read_text())
+    assert (summary["steps"], summary["validation_loss"]) == (4, rows[-1]["validation/loss"])
+    plot = ElementTree.parse(tmp_path / "tuned" / "loss.svg")
+    lines = plot.findall(".//{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.get("points", "").split()) for line in lines] == [4, 2]
 
 
 def test_the_same_seed_gives_the_same_metrics(arguments: list[str], tmp_path: Path) -> None:
     assert sft.main(arguments) == 0
     assert sft.main([*arguments, f"output_dir={tmp_path}/again"]) == 0
     assert (tmp_path / "tuned" / "metrics.jsonl").read_text() == (tmp_path / "again" / "metrics.jsonl").read_text()
+
+
+def interrupted(folder: Path, whole: Path, step: int) -> Path:
+    """What a run that was killed after its checkpoint of `step`, and some steps more, leaves behind."""
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in ("settings.json", "metrics.jsonl", "config.yaml"):
+        shutil.copy(whole / name, folder / name)
+    shutil.copytree(whole / "checkpoints" / f"step_{step:06d}", folder / "checkpoints" / f"step_{step:06d}")
+    (folder / "checkpoints" / f".step_{step + 1:06d}.tmp").mkdir()
+    return folder
+
+
+SAVING = ("training.total_steps=7", "trainer.save_every_steps=2", "trainer.keep_checkpoints=9")
+
+
+@pytest.mark.parametrize("how", [(), ("model.lora.rank=4",), ("optim.name=muon",), ("optim.schedule=linear",)])
+def test_a_run_that_was_interrupted_goes_on_with_the_same_losses_and_weights(
+    arguments: list[str], tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    command = [*arguments, *SAVING, *how, "training.batch_tokens=60"]
+    assert sft.main(command) == 0
+    whole, folder = tmp_path / "tuned", interrupted(tmp_path / "killed", tmp_path / "tuned", step=4)
+    assert sft.main([*command, f"output_dir={folder}"]) == 0
+    assert (folder / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert [path.name for path in sorted((folder / "checkpoints").glob("step_*"))] == ["step_000004", "step_000006"]
+
+
+def test_a_run_goes_on_from_a_named_checkpoint_or_starts_anew(arguments: list[str], tmp_path: Path) -> None:
+    assert sft.main([*arguments, *SAVING]) == 0
+    metrics = (tmp_path / "tuned" / "metrics.jsonl").read_text()
+    checkpoint = tmp_path / "tuned" / "checkpoints" / "step_000002"
+    assert sft.main([*arguments, *SAVING, f"output_dir={tmp_path}/more", f"trainer.resume={checkpoint}"]) == 0
+    assert (tmp_path / "more" / "metrics.jsonl").read_text().splitlines() == metrics.splitlines()[2:]
+    folder = interrupted(tmp_path / "killed", tmp_path / "tuned", step=6)
+    assert sft.main([*arguments, *SAVING, f"output_dir={folder}", "trainer.resume=never", "optim.lr=2e-3"]) == 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 8))
+    assert len(list((folder / "checkpoints").glob("step_*"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("optim.lr=5e-4", "holds an interrupted run with optim.lr=0.001, not 0.0005"),
+        ("trainer.resume=nowhere", "trainer.resume=nowhere is no checkpoint folder"),
+        ("data.max_rows=3", "interrupted run with data.max_rows=None, not 3"),
+    ],
+)
+def test_a_run_with_other_settings_does_not_go_on_from_a_checkpoint(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, says: str
+) -> None:
+    assert sft.main([*arguments, *SAVING]) == 0
+    folder = interrupted(tmp_path / "killed", tmp_path / "tuned", step=2)
+    assert sft.main([*arguments, *SAVING, f"output_dir={folder}", override]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_with_other_data(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sft.main([*arguments, *SAVING, "training.batch_tokens=60"]) == 0
+    folder = interrupted(tmp_path / "killed", tmp_path / "tuned", step=2)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(rows.read_text() + rows.read_text())
+    assert sft.main([*arguments, *SAVING, "training.batch_tokens=60", f"output_dir={folder}"]) == 2
+    assert "was made with other data or batches" in capsys.readouterr().err
+
+
+def test_a_training_file_of_llama_factory_runs(arguments: list[str], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    alpaca = {"instruction": "who?", "input": "", "output": "<answer> abc </answer>"}
+    talk = {"conversations": [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "abc"}]}
+    (data / "alpaca.json").write_text(json.dumps([alpaca] * 6))
+    (data / "talks.jsonl").write_text((json.dumps(talk) + "\n") * 6)
+    (data / "dataset_info.json").write_text(
+        json.dumps({"one": {"file_name": "alpaca.json"}, "two": {"file_name": "talks.jsonl", "formatting": "sharegpt"}})
+    )
+    (tmp_path / "train.yaml").write_text(
+        f"model_name_or_path: {tmp_path}/start\ndataset_dir: {data}\ndataset: one,two\ntemplate: qwen\n"
+        f"output_dir: {tmp_path}/tuned\nfinetuning_type: lora\nlora_rank: 4\nval_size: 0.25\ncutoff_len: 64\n"
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 2\nnum_train_epochs: 2.0\nlogging_steps: 1\n"
+    )
+    assert sft.main(["--llamafactory", f"{tmp_path}/train.yaml", "optim.lr=1e-3"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "tuned" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert "validation/loss" in rows[-1]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("dataset: mine\nlora_dropout: 0.1\n", "lora_dropout=0.1 is not supported"),
+        ("- dataset\n", "must hold keys and values"),
+        ("dataset: mine\ntemplate: qwenn\n", "there is no chat template 'qwenn', did you mean 'qwen'"),
+        ("dataset: mine\ntemplate: llama3\n", "marks turns by"),
+        ("dataset: mine\n", "dataset_info.json does not exist"),
+    ],
+)
+def test_a_wrong_training_file_is_told_in_a_sentence(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
+) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(content)
+    start, output = (argument for argument in arguments if argument.startswith(("model.path", "output_dir")))
+    assert sft.main(["--llamafactory", str(file), start, output]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "tuned").exists()
 
 
 @pytest.mark.parametrize(
@@ -53,6 +170,9 @@ def test_the_same_seed_gives_the_same_metrics(arguments: list[str], tmp_path: Pa
         ("data.train_files=[nothing.jsonl]", "nothing.jsonl does not exist"),
         ("optim.lr=0", "optim.lr=0.0 must be above 0"),
         ("training.batch_token=5", "did you mean training.batch_tokens?"),
+        ("cluster.num_workers=2", "needs cluster.launcher=ray"),
+        ("data.val_size=0.1", "set one of them"),
+        ("data.dataset_info=nowhere.json", "nowhere.json does not exist"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_and_leaves_nothing_behind(

@@ -11,6 +11,7 @@ from search_r1.config import Config
 from search_r1.config_checks import full_context_length
 from search_r1.errors import ConfigError
 from search_r1.legacy_keys import LEGACY_KEYS, translate
+from search_r1.sft_config import SFTConfig
 
 PRODUCT = Path(__file__).parents[2]
 
@@ -21,6 +22,14 @@ def test_base_yaml_holds_every_key_with_its_default() -> None:
 
 def test_every_key_in_base_yaml_has_a_comment() -> None:
     lines = (CONFIG_DIR / "base.yaml").read_text().splitlines()
+    for above, line in pairwise(lines):
+        is_key = line.strip() and not line.strip().startswith("#") and not line.rstrip().endswith(":")
+        assert not is_key or above.strip().startswith("#"), f"no comment above {line!r}"
+
+
+def test_sft_yaml_holds_the_defaults_with_a_comment_on_each() -> None:
+    assert build_config(SFTConfig, compose_dict("sft", [])) == SFTConfig()
+    lines = (CONFIG_DIR / "sft.yaml").read_text().splitlines()
     for above, line in pairwise(lines):
         is_key = line.strip() and not line.strip().startswith("#") and not line.rstrip().endswith(":")
         assert not is_key or above.strip().startswith("#"), f"no comment above {line!r}"

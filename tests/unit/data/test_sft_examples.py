@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -20,11 +21,12 @@ from search_r1.data.sft_examples import (
     collate_examples,
     read_examples,
     split_observations,
+    split_validation,
 )
 from search_r1.data.templates import PromptEncoder, encode_plain
 from search_r1.errors import DataError, TrainingError
 from search_r1.protocols import Metrics
-from search_r1.sft_config import SFTTrainingConfig
+from search_r1.sft_config import SFTDataConfig, SFTTrainingConfig
 from search_r1.trainer.sft_loop import plan_batches, run_sft
 from tests.model_factory import tiny_model_dir, tiny_tokenizer
 
@@ -106,20 +108,24 @@ def _write(path: Path, rows: Sequence[object]) -> str:
     return str(path)
 
 
+def _read(data: SFTDataConfig, *names: str) -> list[SFTExample]:
+    return read_examples(data, names, tiny_tokenizer())
+
+
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
         ([], "has no rows"),
-        ([{"text": "no messages"}], "row 1: no `messages`"),
-        ([{"messages": [QUESTION]}], "row 1: no assistant turn"),
-        ([{"messages": [{"role": "user"}]}], "row 1: a message needs `role` and `content`"),
+        ([{"text": "no messages"}], r"line 1: no `messages`"),
+        ([{"messages": [QUESTION]}], "line 1: no assistant turn"),
+        ([{"messages": [{"role": "user"}]}], "line 1: turn 1 holds 'None' where a text is expected"),
         ([{"messages": [QUESTION, assistant("abc " * 200)]}], "max_length=100"),
         (["a string"], "line 1: not a JSON object"),
     ],
 )
 def test_bad_files_are_refused_with_their_row(tmp_path: Path, rows: Sequence[object], says: str) -> None:
     with pytest.raises(DataError, match=says):
-        read_examples([_write(tmp_path / "rows.jsonl", rows)], tiny_tokenizer(), max_length=100)
+        _read(SFTDataConfig(max_length=100), _write(tmp_path / "rows.jsonl", rows))
 
 
 def test_parquet_and_json_lines_give_the_same_examples(tmp_path: Path) -> None:
@@ -128,9 +134,47 @@ def test_parquet_and_json_lines_give_the_same_examples(tmp_path: Path) -> None:
 
     rows = [{"messages": [QUESTION, assistant(ANSWER)]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    files = [_write(tmp_path / "rows.jsonl", rows), str(tmp_path / "rows.parquet")]
-    first, second = read_examples(files, tiny_tokenizer(), max_length=500)
-    assert first == second
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    files = [_write(tmp_path / "rows.jsonl", rows), f"{tmp_path}/rows.parquet", f"{tmp_path}/rows.json"]
+    first, second, third = _read(SFTDataConfig(), *files)
+    assert first == second == third
+
+
+def test_bad_rows_up_to_the_configured_share_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = {"messages": [QUESTION, assistant(ANSWER)]}, {"messages": [QUESTION]}
+    file = _write(tmp_path / "rows.jsonl", [bad, *[good] * 99])
+    assert len(_read(SFTDataConfig(), file)) == 99
+    assert f"1 of 100 rows cannot be used and are left out: {file}, line 1: no assistant turn" in caplog.text
+    with pytest.raises(
+        DataError, match=r"2 of 101 rows cannot be used, more than data\.max_bad_share=0\.01: .*line 101"
+    ):
+        _read(SFTDataConfig(), _write(tmp_path / "rows.jsonl", [bad, *[good] * 99, "x"]))
+    assert len(_read(SFTDataConfig(max_bad_share=0.5), file)) == 99
+
+
+def test_a_limit_on_rows_takes_the_first_of_each_file(tmp_path: Path) -> None:
+    rows = [{"messages": [QUESTION, assistant(f"<answer> {i} </answer>")]} for i in range(5)]
+    file = _write(tmp_path / "rows.jsonl", rows)
+    assert _read(SFTDataConfig(max_rows=2), file, file) == _read(SFTDataConfig(), file)[:2] * 2
+
+
+def test_held_out_examples_are_not_trained_on_and_the_same_for_the_same_seed() -> None:
+    examples = [SFTExample((i, i), (False, True)) for i in range(50)]
+    train, validation = split_validation(examples, 0.1, seed=3)
+    assert (len(train), len(validation)) == (45, 5)
+    assert sorted(train + validation, key=lambda e: e.token_ids) == examples
+    assert split_validation(examples, 0.1, seed=3) == (train, validation) != split_validation(examples, 0.1, seed=4)
+    assert len(split_validation(examples, 7, seed=3)[1]) == 7
+    assert split_validation(examples, 0.0, seed=3) == (examples, [])
+    with pytest.raises(DataError, match=r"val_size=50 leaves none of 50"):
+        split_validation(examples, 50, seed=3)
+
+
+def test_tool_responses_inside_an_assistant_text_are_not_learned() -> None:
+    text = "a <tool_response>r\n</tool_response>\nb"
+    assert split_observations(text) == [("a ", True), ("<tool_response>r\n</tool_response>\n", False), ("b", True)]
 
 
 def test_a_plan_shows_every_example_once_an_epoch_and_is_the_same_for_the_same_seed() -> None:
@@ -143,7 +187,21 @@ def test_a_plan_shows_every_example_once_an_epoch_and_is_the_same_for_the_same_s
     assert plan_batches(lengths, SFTTrainingConfig(total_steps=7, batch_tokens=400), seed=1) == plan[:7]
 
 
-def _learner(folder: Path, max_tokens: int) -> SupervisedPolicy:
+def test_a_part_of_an_epoch_is_that_part_of_its_batches() -> None:
+    lengths = [10] * 100
+    half, more = (plan_batches(lengths, SFTTrainingConfig(epochs=e, batch_size=10), seed=1) for e in (0.25, 1.25))
+    assert (len(half), len(more)) == (3, 13)
+    assert more[:3] == half
+    assert sorted(row for rows in more[:10] for row in rows) == list(range(100))
+
+
+def test_a_batch_size_counts_examples_and_the_last_batch_of_an_epoch_may_be_smaller() -> None:
+    plan = plan_batches(list(range(1, 24)), SFTTrainingConfig(batch_size=10), seed=1)
+    assert [len(rows) for rows in plan] == [10, 10, 3]
+    assert sorted(row for rows in plan for row in rows) == list(range(23))
+
+
+def _learner(folder: Path, max_tokens: int, packing: Literal["auto", "packed"] = "auto") -> SupervisedPolicy:
     return SupervisedPolicy(
         ModelConfig(path=str(folder)),
         OptimConfig(lr=1e-2),
@@ -151,6 +209,7 @@ def _learner(folder: Path, max_tokens: int) -> SupervisedPolicy:
         30,
         pad_token_id=0,
         max_tokens_per_micro_batch=max_tokens,
+        packing=packing,
     )
 
 
@@ -178,6 +237,13 @@ def test_an_update_does_not_depend_on_micro_batches(tmp_path: Path) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+def test_packed_examples_do_not_see_one_another(tmp_path: Path) -> None:
+    folder, examples = tiny_model_dir(tmp_path), _examples()
+    padded, packed = _learner(folder, max_tokens=1000), _learner(folder, max_tokens=1000, packing="packed")
+    assert packed.loss(examples) == pytest.approx(padded.loss(examples), rel=1e-5)
+    assert packed.update(examples)["grad_norm"] == pytest.approx(padded.update(examples)["grad_norm"], rel=1e-4)
+
+
 def test_what_an_observation_says_is_not_learned(tmp_path: Path) -> None:
     learner, example = _learner(tiny_model_dir(tmp_path), max_tokens=1000), _examples()[0]
     batch = collate_examples([example], 0)
@@ -186,7 +252,10 @@ def test_what_an_observation_says_is_not_learned(tmp_path: Path) -> None:
     assert sum(a != b for a, b in pairwise(example.loss_mask)) == 3
 
 
-class _BrokenLearner:
+class _BrokenLearner(SupervisedPolicy):
+    def __init__(self) -> None:
+        """No model: every step is non-finite."""
+
     def update(self, examples: Sequence[SFTExample]) -> Metrics:
         return {"loss": math.nan, "bad_step": 1.0}
 

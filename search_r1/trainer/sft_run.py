@@ -1,0 +1,199 @@
+"""A supervised fine-tuning run around its loop: folder, checkpoints, progress, trackers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from search_r1.data.sft_examples import SFTExample
+from search_r1.errors import ConfigError
+from search_r1.protocols import Metrics, Tracker
+from search_r1.report.loss_plot import write_loss_plot
+from search_r1.sft_config import SFTConfig
+from search_r1.trainer.checkpoints import Checkpoints
+from search_r1.trainer.run_folder import RunFolder
+from search_r1.trainer.sft_loop import Learner, run_sft
+
+_LINES_OF_PROGRESS = 20
+"""Where there is no terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    policy: Learner
+    critic: None = None
+
+
+class SFTRun:
+    """Takes the steps of a plan from its beginning or from a checkpoint, and leaves a model in `output_dir`."""
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        learner: Learner,
+        examples: Sequence[SFTExample],
+        validation: Sequence[SFTExample],
+        plan: Sequence[Sequence[int]],
+        trackers: Sequence[Tracker],
+        save_tokenizer: Callable[[str], Any],
+        console: Console,
+    ) -> None:
+        self.config = config
+        self.learner = learner
+        self.examples = examples
+        self.validation = validation
+        self.plan = plan
+        self.trackers = trackers
+        self.save_tokenizer = save_tokenizer
+        self.console = console
+        self.folder = RunFolder(Path(config.output_dir))
+        self.checkpoints = Checkpoints(self.folder.checkpoints, config.trainer.keep_checkpoints)
+        self._trained = _Trained(learner)
+        self._plan_digest = hashlib.sha256(json.dumps(list(map(list, plan))).encode()).hexdigest()
+        self._seconds = 0.0
+        self._progress = _progress(console)
+        self._task = self._progress.add_task("sft", total=len(plan), loss=float("nan"))
+
+    def fit(self, resume_from: Path | None) -> dict[str, Any]:
+        """Train to the last step; returns the summary that is also written to summary.json.
+
+        Raises:
+            ConfigError: a checkpoint of other data or batches.
+            TrainingError: too many non-finite steps in a row.
+        """
+        done = self._restore(resume_from) if resume_from else 0
+        self.checkpoints.forget_after(done)
+        self.folder.forget_after(done)
+        self.folder.write_json("settings.json", fixed_settings(self.config))
+        started = time.perf_counter() - self._seconds
+        last: Metrics = {}
+
+        def report(metrics: Metrics, step: int) -> None:
+            self._seconds = time.perf_counter() - started
+            last.update(metrics)
+            self._report(metrics, step)
+
+        with self._progress:
+            run_sft(self.learner, self.examples, self.validation, self.plan, self.config.training, report, done + 1)
+        self.learner.save_pretrained(str(self.folder.path.resolve()))
+        self.save_tokenizer(str(self.folder.path))
+        write_loss_plot(self.folder.path)
+        for tracker in self.trackers:
+            tracker.close()
+        summary = self._summary(last)
+        self.folder.write_json("summary.json", summary)
+        return summary
+
+    def _report(self, metrics: Metrics, step: int) -> None:
+        self.folder.append_metrics(metrics, step)
+        for tracker in self.trackers:
+            tracker.log(metrics, step)
+        self._progress.update(self._task, completed=step, loss=metrics["sft/loss"])
+        if "validation/loss" in metrics:
+            self._say(f"step {step}: validation loss {metrics['validation/loss']:.4f}")
+        elif not self.console.is_terminal and step % max(1, len(self.plan) // _LINES_OF_PROGRESS) == 0:
+            self._say(f"step {step} of {len(self.plan)}: loss {metrics['sft/loss']:.4f}")
+        every = self.config.trainer.save_every_steps
+        if every and step % every == 0:
+            state = {"plan": self._plan_digest, "train_seconds": self._seconds}
+            self.checkpoints.save(step, self._trained, state, self.save_tokenizer)
+
+    def _say(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False)
+
+    def _restore(self, path: Path) -> int:
+        state = json.loads((path / "trainer.json").read_text())
+        if state.get("plan") != self._plan_digest:
+            raise ConfigError(
+                f"the checkpoint {path} was made with other data or batches, so this run cannot go on from it: give "
+                "the settings it was made with, or trainer.resume=never"
+            )
+        self.checkpoints.load(path, self._trained)
+        self._seconds = state["train_seconds"]
+        self._say(f"going on from {path}")
+        return int(state["step"])
+
+    def _summary(self, last: Metrics) -> dict[str, Any]:
+        return {
+            "steps": len(self.plan),
+            "examples": len(self.examples),
+            "validation_examples": len(self.validation),
+            "loss": last.get("sft/loss"),
+            "validation_loss": last.get("validation/loss"),
+            "train_seconds": round(self._seconds, 3),
+        }
+
+
+def _progress(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def find_sft_resume(config: SFTConfig) -> Path | None:
+    """The checkpoint to go on from; None starts anew.
+
+    Raises:
+        ConfigError: `output_dir` holds something else than an interrupted run of these settings, or `trainer.resume`
+            names no checkpoint.
+    """
+    output, resume = Path(config.output_dir), config.trainer.resume
+    if resume not in ("auto", "never") and not (Path(resume) / "trainer.json").is_file():
+        raise ConfigError(f"trainer.resume={resume} is no checkpoint folder (…/checkpoints/step_000500)")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        settings = output / "settings.json"
+        if not settings.is_file() or (output / "summary.json").exists():
+            raise ConfigError(f"output_dir={output} is not empty: give a new folder")
+        if resume == "auto":
+            _check_same(json.loads(settings.read_text()), fixed_settings(config), output)
+    if resume == "never":
+        return None
+    if resume != "auto":
+        return Path(resume)
+    found = Checkpoints(output / "checkpoints", config.trainer.keep_checkpoints).all()
+    return found[-1] if found else None
+
+
+def _check_same(saved: dict[str, Any], now: dict[str, Any], output: Path) -> None:
+    keys = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
+    if keys:
+        raise ConfigError(
+            f"output_dir={output} holds an interrupted run with {keys[0]}={saved.get(keys[0])}, not "
+            f"{now.get(keys[0])}: give the settings it was begun with, another folder, or trainer.resume=never"
+        )
+
+
+def fixed_settings(config: SFTConfig) -> dict[str, Any]:
+    """Dotted keys of what decides the numbers: a run can go on only where they are equal."""
+    training = config.training
+    return {
+        "seed": config.seed,
+        **_dotted("model", asdict(config.model)),
+        **_dotted("data", asdict(config.data)),
+        **_dotted("optim", asdict(config.optim)),
+        "training.epochs": training.epochs,
+        "training.total_steps": training.total_steps,
+        "training.batch_size": training.batch_size,
+        "training.batch_tokens": training.batch_tokens,
+    }
+
+
+def _dotted(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}.{name}"
+        found |= _dotted(key, value) if isinstance(value, dict) else {key: json.loads(json.dumps(value))}
+    return found
