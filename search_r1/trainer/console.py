@@ -62,7 +62,7 @@ class RunConsole:
 def comparison_table(before: Mapping[str, Metrics] | None, after: Mapping[str, Metrics]) -> Table:
     """Exact match, searches per question and valid actions, before and after, one row a data source."""
     table = Table(title="Validation" if before is None else "Validation, before → after")
-    table.add_column("data source")
+    table.add_column("data source", no_wrap=True, min_width=max(len("data source"), *map(len, after)))
     names = {
         "exact match": "em",
         "F1": "f1",

@@ -1,0 +1,19 @@
+"""What a person sees on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from search_r1.trainer.console import comparison_table
+
+SUMMARY = {"questions": 300.0, "em": 0.25, "f1": 0.3, "searches_per_question": 1.0, "valid_action_rate": 1.0}
+
+
+def test_data_sources_that_begin_alike_can_be_told_apart() -> None:
+    sources = {name: SUMMARY for name in ("quickstart_one_hop", "quickstart_two_hop", "all")}
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(comparison_table(sources, sources))
+    assert "quickstart_one_hop" in screen.getvalue()
+    assert "quickstart_two_hop" in screen.getvalue()
