@@ -12,7 +12,7 @@ SUMMARY = {"questions": 300.0, "em": 0.25, "f1": 0.3, "searches_per_question": 1
 
 
 def test_data_sources_that_begin_alike_can_be_told_apart() -> None:
-    sources = {name: SUMMARY for name in ("quickstart_one_hop", "quickstart_two_hop", "all")}
+    sources = dict.fromkeys(("quickstart_one_hop", "quickstart_two_hop", "all"), SUMMARY)
     screen = io.StringIO()
     Console(file=screen, width=80).print(comparison_table(sources, sources))
     assert "quickstart_one_hop" in screen.getvalue()
