@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -14,13 +14,15 @@ from importlib.metadata import PackageNotFoundError, version
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from retriever_server import schemas
 from retriever_server.batching import Batcher, Ticket
 from retriever_server.cache import ResultCache
+from retriever_server.endpoint import Answer, Endpoint, Handler, Request, gone
 from retriever_server.errors import RequestError
 from retriever_server.metrics import Metrics
 from retriever_server.reranking import rerank
@@ -29,13 +31,11 @@ from retriever_server.schemas import Limits, SearchRequest
 
 logger = logging.getLogger(__name__)
 
-_DISCONNECT_CHECK_S = 0.05
-"""A request that takes longer than this is watched for a client that went away."""
-_CLOSED_BY_CLIENT = 499
+_SLOW_S = 0.05
+"""A request that takes longer than this is watched for its deadline and for a client that goes away."""
 
 Parse = Callable[[bytes, Limits], SearchRequest]
 Render = Callable[[Sequence[Sequence[ScoredPassage]], bool], bytes]
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,36 @@ def create_app(
         on_ready: called once after the warm-up query, with None, or with the cause when it failed.
     """
     service = RetrievalService(retriever, settings or ServerSettings(), reranker, on_ready)
+    search, public = service.search, True
     routes = [
-        service.route("/retrieve", service.search(schemas.parse_retrieve, schemas.render_retrieve), "POST"),
-        service.route("/search", service.search(schemas.parse_search, schemas.render_search), "POST"),
-        service.route("/batch_search", service.search(schemas.parse_batch_search, schemas.render_batch_search), "POST"),
-        service.route("/health", service.health, "GET", public=True),
-        service.route("/healthz", service.health, "GET", public=True),
-        service.route("/ready", service.ready, "GET", public=True),
-        service.route("/info", service.info, "GET"),
-        service.route("/metrics", service.metrics_page, "GET"),
+        service.route("POST", "/retrieve", search(schemas.parse_retrieve, schemas.render_retrieve)),
+        service.route("POST", "/search", search(schemas.parse_search, schemas.render_search)),
+        service.route("POST", "/batch_search", search(schemas.parse_batch_search, schemas.render_batch_search)),
+        service.route("GET", "/health", service.health, public),
+        service.route("GET", "/healthz", service.health, public),
+        service.route("GET", "/ready", service.ready, public),
+        service.route("GET", "/info", service.info),
+        service.route("GET", "/metrics", service.metrics_page),
     ]
     if reranker is not None:
-        routes.append(service.route("/rerank", service.rerank, "POST"))
-    return Starlette(routes=routes, lifespan=service.lifespan, exception_handlers={HTTPException: _not_found})
+        routes.append(service.route("POST", "/rerank", service.rerank))
+    return _App(routes, service)
+
+
+class _App(Starlette):
+    """Starlette, but a known route is run at once, without middleware or a search for it."""
+
+    def __init__(self, routes: list[Route], service: RetrievalService) -> None:
+        super().__init__(routes=routes, lifespan=service.lifespan, exception_handlers={HTTPException: _not_found})
+        self._endpoints = {(method, route.path): route.endpoint for route in routes for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
 
 class RetrievalService:
@@ -95,6 +112,8 @@ class RetrievalService:
         self._metrics = Metrics()
         self._not_ready: str | None = "the warm-up query has not been answered yet"
         self._batcher: Batcher
+        self._rerank_thread = ThreadPoolExecutor(1, thread_name_prefix="rerank")
+        self._num_reranked = 0
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -112,6 +131,7 @@ class RetrievalService:
         self._not_ready = "the server is shutting down"
         await warm_up
         await self._batcher.close()
+        self._rerank_thread.shutdown(cancel_futures=True)
 
     async def _warm_up(self) -> None:
         try:
@@ -122,60 +142,58 @@ class RetrievalService:
         if self._on_ready is not None:
             self._on_ready(self._not_ready)
 
-    def route(self, path: str, handler: Handler, method: str, *, public: bool = False) -> Route:
-        """A route whose refusals are JSON with a `detail`, counted by status."""
-        requests = self._metrics.requests
-
-        async def endpoint(request: Request) -> Response:
-            try:
-                if not public:
-                    self._authorize(request)
-                response = await handler(request)
-            except RequestError as error:
-                self._metrics.rejected.labels(error.reason).inc()
-                response = _refusal(error)
-            requests.labels(path, str(response.status_code)).inc()
-            return response
-
-        return Route(path, endpoint, methods=[method])
+    def route(self, method: str, path: str, handler: Handler, public: bool = False) -> Route:
+        token = None if public else self._settings.token
+        return Route(path, Endpoint(path, handler, self._metrics, token), methods=[method])
 
     def search(self, parse: Parse, render: Render) -> Handler:
         """A handler that reads one request form and writes the matching answer form."""
+        limits, observe = self._settings.limits, self._metrics.request_seconds.observe
 
-        async def handler(request: Request) -> Response:
+        async def handler(request: Request) -> Answer:
             started = time.monotonic()
-            asked = parse(await self._body(request), self._settings.limits)
-            deadline = started + self._timeout_s(request, asked.timeout_s)
+            asked = parse(await request.body(limits.max_body_bytes, self._settings.timeout_s), limits)
+            timeout_s = self._timeout_s(request, asked.timeout_s)
             ticket = self._batcher.submit(asked.queries, asked.top_k)
             if not ticket.future.done():
-                await self._wait(ticket, deadline, request)
+                await self._wait(ticket, request, timeout_s)
             body = render(ticket.future.result(), asked.return_scores)
-            self._metrics.request_seconds.observe(time.monotonic() - started)
-            return _json(body)
+            observe(time.monotonic() - started)
+            return Answer(body)
 
         return handler
 
-    async def rerank(self, request: Request) -> Response:
+    async def rerank(self, request: Request) -> Answer:
         assert self._reranker is not None
-        asked = schemas.parse_rerank(await self._body(request), self._settings.limits)
-        results = await asyncio.to_thread(rerank, self._reranker, asked)
-        return _json(schemas.render_retrieve(results, asked.return_scores))
+        body = await request.body(self._settings.limits.max_body_bytes, self._settings.timeout_s)
+        asked = schemas.parse_rerank(body, self._settings.limits)
+        if self._num_reranked and self._num_reranked + len(asked.queries) > self._settings.max_queued:
+            raise RequestError(503, f"{self._num_reranked:,} queries wait", reason="busy", retry_after_s=1)
+        self._num_reranked += len(asked.queries)
+        work = asyncio.get_running_loop().run_in_executor(self._rerank_thread, rerank, self._reranker, asked)
+        try:
+            results = await asyncio.wait_for(work, self._timeout_s(request, None))
+        except TimeoutError:
+            raise _late() from None
+        finally:
+            self._num_reranked -= len(asked.queries)
+        return Answer(schemas.render_retrieve(results, asked.return_scores))
 
-    async def health(self, request: Request) -> Response:
-        return _json(b'{"status":"ok"}')
+    async def health(self, request: Request) -> Answer:
+        return Answer(b'{"status":"ok"}')
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, request: Request) -> Answer:
         reason = self._not_ready
         if reason is None and self._batcher.running_s > 2 * self._settings.timeout_s:
             reason = f"one search has been running for {self._batcher.running_s:.0f} s"
         if reason is not None:
-            return _json(orjson.dumps({"status": "not ready", "detail": reason}), 503)
-        return _json(b'{"status":"ready"}')
+            return Answer(orjson.dumps({"status": "not ready", "detail": reason}), 503)
+        return Answer(b'{"status":"ready"}')
 
-    async def info(self, request: Request) -> Response:
-        names = ("bm25s", "faiss-cpu", "orjson", "starlette", "uvicorn")
+    async def info(self, request: Request) -> Answer:
+        names = ("bm25s", "faiss-cpu", "torch", "transformers", "qdrant-client", "orjson", "starlette", "uvicorn")
         limits = self._settings.limits
-        return _json(
+        return Answer(
             orjson.dumps(
                 {
                     **self._retriever.describe(),
@@ -187,83 +205,52 @@ class RetrievalService:
             )
         )
 
-    async def metrics_page(self, request: Request) -> Response:
-        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
-
-    def _authorize(self, request: Request) -> None:
-        token = self._settings.token
-        if token is not None:
-            given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                raise RequestError(401, "a bearer token is needed", reason="unauthorized")
+    async def metrics_page(self, request: Request) -> Answer:
+        return Answer(self._metrics.render(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
     def _timeout_s(self, request: Request, asked_s: float | None) -> float:
-        header = request.headers.get("x-request-timeout-ms")
+        header = request.header(b"x-request-timeout-ms")
         if asked_s is None and header is not None:
-            if not header.isdecimal() or int(header) == 0:
+            if not header.isdigit() or int(header) == 0:
                 raise RequestError(422, "X-Request-Timeout-Ms must be a whole number above 0", reason="invalid")
             asked_s = int(header) / 1000
         timeout_s = self._settings.timeout_s if asked_s is None else min(asked_s, self._settings.timeout_s)
         return timeout_s - min(0.5, 0.05 * timeout_s)
 
-    async def _body(self, request: Request) -> bytes:
-        """The whole body, bounded in size and time."""
-        limit = self._settings.limits.max_body_bytes
-        announced = int(request.headers.get("content-length", 0))
-        size = 0
-        chunks: list[bytes] = []
-        try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                async for chunk in request.stream():
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    if max(size, announced) > limit:
-                        raise RequestError(413, f"the body is above {limit:,} bytes", reason="too_large")
-        except TimeoutError:
-            raise RequestError(408, "the body did not arrive in time", reason="deadline") from None
-        except ClientDisconnect:
-            raise RequestError(_CLOSED_BY_CLIENT, "the client went away", reason="disconnected") from None
-        return b"".join(chunks)
-
-    async def _wait(self, ticket: Ticket, deadline: float, request: Request) -> None:
-        """Wait for the ticket, its deadline, or the client going away, whichever comes first."""
+    async def _wait(self, ticket: Ticket, request: Request, timeout_s: float) -> None:
+        """Wait for the ticket. Most are answered before anything else must be set up."""
         loop = asyncio.get_running_loop()
-        late = RequestError(504, "the deadline passed before the queries were searched", reason="deadline")
-        timer = loop.call_later(max(0.0, deadline - time.monotonic()), ticket.fail, late)
+        end = loop.time() + timeout_s
         watchers: list[asyncio.Task[None]] = []
-        watch = loop.call_later(
-            _DISCONNECT_CHECK_S, lambda: watchers.append(asyncio.create_task(_fail_on_disconnect(ticket, request)))
+        slow = loop.call_later(
+            min(_SLOW_S, timeout_s), lambda: watchers.append(loop.create_task(_watch(ticket, request, end)))
         )
         try:
             await ticket.future
         finally:
-            timer.cancel()
-            watch.cancel()
+            slow.cancel()
             for watcher in watchers:
                 watcher.cancel()
 
 
-async def _fail_on_disconnect(ticket: Ticket, request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    ticket.fail(RequestError(_CLOSED_BY_CLIENT, "the client went away", reason="disconnected"))
+async def _watch(ticket: Ticket, request: Request, end: float) -> None:
+    """Fail the ticket when its deadline passes or its client goes away, whichever comes first."""
+    try:
+        async with asyncio.timeout_at(end):
+            await request.disconnected()
+        ticket.fail(gone())
+    except TimeoutError:
+        ticket.fail(_late())
 
 
-def _refusal(error: RequestError) -> Response:
-    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return _json(orjson.dumps({"detail": str(error)}), error.status, headers)
+def _late() -> RequestError:
+    return RequestError(504, "the deadline passed before the queries were searched", reason="deadline")
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
+async def _not_found(request: StarletteRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path}: {error.detail}"
-    return _json(orjson.dumps({"detail": detail}), error.status_code, dict(error.headers or {}))
-
-
-def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
+    detail = orjson.dumps({"detail": f"{request.method} {request.url.path}: {error.detail}"})
+    return Response(detail, error.status_code, error.headers, media_type="application/json")
 
 
 def _version(name: str) -> str | None:

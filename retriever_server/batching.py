@@ -1,31 +1,27 @@
 """Queries of many requests, searched together.
 
-As soon as the one worker thread is free it takes what is queued, up to `max_batch`: no fixed window. Batches are made
-of queries, a few of each waiting request in turn, so that a request of 10,000 queries does not hold up single ones.
+As soon as the retriever's first thread is free it takes what is queued, up to `max_batch`: no fixed window. A batch is
+made of queries, a few of each waiting request in turn: a request of 10,000 queries does not hold up single ones.
 A query asked by several requests at once is searched once, and what nobody waits for any more is not searched at all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from retriever_server.cache import ResultCache
 from retriever_server.errors import RequestError
 from retriever_server.metrics import Metrics
 from retriever_server.retriever import Retriever, ScoredPassage
-
-logger = logging.getLogger(__name__)
+from retriever_server.stages import Outcome, Stages
 
 _TURN = 16
 """Queries taken from one request before the next one has its turn."""
-_MAX_ISOLATION_CALLS = 64
-"""Searches spent on finding the guilty queries of a failed batch; the rest then fails with them."""
 
 Key = tuple[str, str, int]
 """Index fingerprint, query, top-k."""
@@ -63,7 +59,7 @@ class _Flight:
 
 
 class Batcher:
-    """All methods belong to the event loop's thread; only the retriever runs in the worker thread."""
+    """All methods belong to the event loop's thread; only the retriever runs in worker threads."""
 
     def __init__(
         self,
@@ -74,7 +70,7 @@ class Batcher:
         max_batch: int = 256,
         max_queued: int = 20_000,
     ) -> None:
-        self._retriever = retriever
+        self._stages = Stages(retriever, metrics)
         self._fingerprint = str(retriever.describe()["fingerprint"])
         self._cache = cache
         self._metrics = metrics
@@ -85,10 +81,11 @@ class Batcher:
         """The searches each waiting request is to start, with the time it came."""
         self._num_queued = 0
         self._queries_per_s = 100.0
-        self._running_since: float | None = None
+        self._started: deque[float] = deque()
+        """When each batch under way was begun, the oldest first."""
         self._wake = asyncio.Event()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._loop_task: asyncio.Task[None] | None = None
+        self._searching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._loop_task = asyncio.create_task(self._run())
@@ -99,12 +96,12 @@ class Batcher:
             await asyncio.sleep(0.01)
         if self._loop_task is not None:
             self._loop_task.cancel()
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._stages.close()
 
     @property
     def running_s(self) -> float:
-        """How long the batch now in the worker has been there; 0 when it is free."""
-        return 0.0 if self._running_since is None else time.monotonic() - self._running_since
+        """How long the oldest batch under way has been there; 0 when there is none."""
+        return time.monotonic() - self._started[0] if self._started else 0.0
 
     def submit(self, queries: Sequence[str], top_k: int) -> Ticket:
         """Take a request in. A blank query finds nothing and is not searched.
@@ -123,8 +120,8 @@ class Batcher:
                 ticket.results[position] = passages
         self._admit(missing)
         ticket.remaining = len(missing)
-        self._metrics.queries.inc(len(queries))
-        self._metrics.cache_hits.inc(len(queries) - len(missing))
+        self._metrics.queries += len(queries)
+        self._metrics.cache["hit"] += len(queries) - len(missing)
         if missing:
             self._enqueue(ticket, missing)
         else:
@@ -160,9 +157,9 @@ class Batcher:
                 turn.append(flight)
             flight.waiters.append((ticket, position))
         self._num_queued += num_new
-        self._metrics.cache_misses.inc(num_new)
-        self._metrics.cache_shared.inc(len(missing) - num_new)
-        self._metrics.queue_depth.set(self._num_queued)
+        self._metrics.cache["miss"] += num_new
+        self._metrics.cache["shared"] += len(missing) - num_new
+        self._metrics.queue_depth = self._num_queued
         if turn:
             self._turns.append((time.monotonic(), turn))
             self._wake.set()
@@ -184,12 +181,12 @@ class Batcher:
                         break
                 else:
                     del self._flights[flight.key]
-                    self._metrics.dropped.inc()
+                    self._metrics.dropped += 1
             if turn:
                 self._turns.append((queued_at, turn))
             else:
                 self._metrics.queue_seconds.observe(now - queued_at)
-        self._metrics.queue_depth.set(self._num_queued)
+        self._metrics.queue_depth = self._num_queued
         return batch
 
     async def _run(self) -> None:
@@ -205,15 +202,24 @@ class Batcher:
                 await self._search(flights, top_k)
 
     async def _search(self, flights: list[_Flight], top_k: int) -> None:
-        started = self._running_since = time.monotonic()
+        """Where the retriever has two stages, returns when this batch is in the second one: the first is free then."""
+        self._started.append(time.monotonic())
         queries = [flight.key[1] for flight in flights]
-        loop = asyncio.get_running_loop()
-        outcomes = await loop.run_in_executor(self._worker, search_isolating, self._retriever, queries, top_k)
-        self._running_since = None
-        seconds = time.monotonic() - started
-        self._queries_per_s += 0.2 * (len(queries) / max(seconds, 1e-6) - self._queries_per_s)
-        self._metrics.search_seconds.observe(seconds)
-        self._metrics.batch_size.observe(len(queries))
+        if not self._stages.overlap:
+            self._finish(flights, await self._stages.search(queries, None, top_k))
+            return
+        prepared = await self._stages.prepare(queries, top_k)
+        if self._searching is not None:
+            await self._searching
+        self._searching = asyncio.create_task(self._search_prepared(flights, queries, prepared, top_k))
+
+    async def _search_prepared(self, flights: list[_Flight], queries: list[str], prepared: Any, top_k: int) -> None:
+        self._finish(flights, await self._stages.search(queries, prepared, top_k))
+
+    def _finish(self, flights: list[_Flight], outcomes: list[Outcome]) -> None:
+        seconds = time.monotonic() - self._started.popleft()
+        self._queries_per_s += 0.2 * (len(flights) / max(seconds, 1e-6) - self._queries_per_s)
+        self._metrics.batch_size.observe(len(flights))
         for flight, outcome in zip(flights, outcomes, strict=True):
             del self._flights[flight.key]
             if isinstance(outcome, Exception):
@@ -227,40 +233,10 @@ class Batcher:
                     ticket.finish()
 
     def _fail(self, flight: _Flight, cause: Exception) -> None:
-        self._metrics.failed.inc()
+        self._metrics.failed += 1
         error = cause
         if not isinstance(error, RequestError):
             what = f"the retriever failed on a query: {type(cause).__name__}: {cause}"
             error = RequestError(500, what, reason="failed")
         for ticket, _ in flight.waiters:
             ticket.fail(error)
-
-
-def search_isolating(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage] | Exception]:
-    """Search all queries at once; where that fails, halve until the guilty ones stand alone.
-
-    Returns:
-        One outcome a query, in order: its passages, or the error it caused.
-    """
-    outcomes: list[list[ScoredPassage] | Exception] = [[] for _ in queries]
-    spans = [(0, len(queries))]
-    calls = 0
-    while spans:
-        start, stop = spans.pop()
-        try:
-            found = retriever.search(queries[start:stop], top_k)
-            if len(found) != stop - start:
-                raise ValueError(f"{len(found)} lists of passages for {stop - start} queries")
-            outcomes[start:stop] = found
-        except RequestError as error:  # not one query's fault: an engine behind the retriever is down
-            logger.warning("search of %d queries refused: %s", stop - start, error)
-            outcomes[start:stop] = [error] * (stop - start)
-        except Exception as error:
-            calls += 1
-            if stop - start == 1 or calls > _MAX_ISOLATION_CALLS:
-                logger.exception("search failed for %d queries, the first %.100r", stop - start, queries[start])
-                outcomes[start:stop] = [error] * (stop - start)
-            else:
-                middle = (start + stop) // 2
-                spans += [(start, middle), (middle, stop)]
-    return outcomes

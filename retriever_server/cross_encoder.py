@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -35,13 +36,17 @@ class CrossEncoder:
             raise StartError(f"the reranker {model} cannot be loaded: {str(error).splitlines()[0]}") from None
         self._model = loaded.to(self._device).eval()
         self._max_tokens = min(_MAX_TOKENS, int(getattr(loaded.config, "max_position_embeddings", _MAX_TOKENS)))
+        self._lock = threading.Lock()
         self.name = model
 
-    @torch.inference_mode()
     def score(self, query: str, documents: Sequence[str]) -> list[float]:
-        """One relevance score a document, in order: the model's logit, of the last class where it has several."""
-        if not documents:
-            return []
+        """One relevance score a document, in order: the model's logit, of the last class where it has several. Called
+        by the search's thread and by that of `/rerank`, which take turns: a fast tokenizer is not for two at once."""
+        with self._lock:
+            return self._score(query, documents) if documents else []
+
+    @torch.inference_mode()
+    def _score(self, query: str, documents: Sequence[str]) -> list[float]:
         pairs = self._tokenizer(
             [query] * len(documents), list(documents), truncation="longest_first", max_length=self._max_tokens
         )

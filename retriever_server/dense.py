@@ -40,6 +40,8 @@ class DenseRetriever:
         facts: of the index's manifest; they become part of the fingerprint.
     """
 
+    stages = ("encode", "search")
+
     def __init__(self, corpus: Corpus, encoder: Encoder, index: VectorIndex, facts: Mapping[str, Any]) -> None:
         self.corpus = corpus
         self.encoder = encoder
@@ -47,7 +49,14 @@ class DenseRetriever:
         self._facts = dict(facts)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage]]:
-        found = self.index.search(self.encoder.encode_queries(queries), top_k)
+        return self.complete(queries, self.prepare(queries, top_k), top_k)
+
+    def prepare(self, queries: Sequence[str], top_k: int) -> NDArray[np.float32]:
+        """(n, dim) vectors of the queries."""
+        return self.encoder.encode_queries(queries)
+
+    def complete(self, queries: Sequence[str], prepared: NDArray[np.float32], top_k: int) -> list[list[ScoredPassage]]:
+        found = self.index.search(prepared, top_k)
         return [[ScoredPassage(self.corpus.document(row), score) for row, score in hits] for hits in found]
 
     def describe(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from retriever_server.schemas import RerankRequest
 class RerankRetriever:
     """The best `depth` passages of any retriever, in the reranker's order; each query with its own candidates."""
 
+    stages = ("search", "rerank")
+
     def __init__(self, retriever: Retriever, reranker: Reranker, name: str, depth: int = 50) -> None:
         self._retriever = retriever
         self._reranker = reranker
@@ -22,8 +24,16 @@ class RerankRetriever:
         self._depth = depth
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage]]:
-        found = self._retriever.search(queries, max(self._depth, top_k))
-        return [self._reorder(query, passages)[:top_k] for query, passages in zip(queries, found, strict=True)]
+        return self.complete(queries, self.prepare(queries, top_k), top_k)
+
+    def prepare(self, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage]]:
+        """The candidates of each query."""
+        return self._retriever.search(queries, max(self._depth, top_k))
+
+    def complete(
+        self, queries: Sequence[str], prepared: list[list[ScoredPassage]], top_k: int
+    ) -> list[list[ScoredPassage]]:
+        return [self._reorder(query, passages)[:top_k] for query, passages in zip(queries, prepared, strict=True)]
 
     def _reorder(self, query: str, passages: list[ScoredPassage]) -> list[ScoredPassage]:
         scores = self._reranker.score(query, [contents_of(orjson.loads(passage.document)) for passage in passages])

@@ -25,7 +25,7 @@ from retriever_server.lucene import LuceneRetriever
 from retriever_server.noise import EmptyRetriever, RandomRetriever, ShuffledRetriever
 from retriever_server.remote import OpenSearchRetriever, RemoteRetriever
 from retriever_server.reranking import RerankRetriever
-from retriever_server.retriever import Retriever, ScoredPassage
+from retriever_server.retriever import Retriever, ScoredPassage, StagedRetriever
 from retriever_server.web import WebRetriever
 from search_r1.environments.retriever_client import RetrieverClient
 from tests.live_server import live_server
@@ -154,7 +154,7 @@ OPENERS: dict[str, Callable[[Path, ExitStack], Any]] = {
     "random": lambda path, held: RandomRetriever(Corpus.open(path)),
     "shuffled": lambda path, held: ShuffledRetriever(bm25(path)),
 }
-OVER_HTTP = ("bm25", "random", "empty", "dense exact")
+OVER_HTTP = ("bm25", "random", "empty", "dense exact", "reranked")
 
 
 @contextmanager
@@ -231,6 +231,14 @@ def test_strange_queries_are_answered_like_any_other(ask: Ask, query: str) -> No
     strange, plain = ask([query, "rivers"], 3)
     assert len(strange) <= 3
     assert plain == ask(["rivers"], 3)[0]
+
+
+@pytest.mark.parametrize("name", ["dense exact", "dense HNSW", "reranked"])
+def test_a_search_in_two_stages_is_the_search_in_one(name: str, tmp_path: Path) -> None:
+    with opened(name, tmp_path) as retriever:
+        assert isinstance(retriever, StagedRetriever)
+        staged = retriever.complete(QUERIES, retriever.prepare(QUERIES, 3), 3)
+        assert staged == retriever.search(QUERIES, 3)
 
 
 @pytest.mark.parametrize("kind", ["bm25", "bm25 saved", "bm25 over http"])

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from retriever_server.batching import Batcher, Ticket, search_isolating
+from retriever_server.batching import Batcher, Ticket
 from retriever_server.cache import ResultCache
 from retriever_server.errors import RequestError
 from retriever_server.metrics import Metrics
 from retriever_server.retriever import ScoredPassage
+from retriever_server.stages import search_isolating
 from tests.fake_retrievers import StubRetriever, passage
 
 Scenario = Callable[[Batcher], Awaitable[None]]

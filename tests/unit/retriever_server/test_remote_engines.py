@@ -11,12 +11,12 @@ import orjson
 import pytest
 from qdrant_client import QdrantClient
 
-from retriever_server.batching import search_isolating
 from retriever_server.corpus import Corpus
 from retriever_server.encoder import PROFILES, Encoder
 from retriever_server.errors import RequestError, StartError
 from retriever_server.qdrant import QdrantRetriever, connect, upload
 from retriever_server.remote import OpenSearchRetriever, RemoteRetriever
+from retriever_server.stages import search_isolating
 from tests.recorded_server import Answer, Asked, recorded_server
 from tests.tiny_encoder import tiny_encoder_dir
 

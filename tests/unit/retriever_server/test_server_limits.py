@@ -172,6 +172,39 @@ def test_a_body_that_never_ends_is_408() -> None:
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
+class HeldReranker:
+    def __init__(self) -> None:
+        self.gate, self.entered, self.at_once = threading.Event(), threading.Event(), threading.Lock()
+
+    def score(self, query: str, documents: Any) -> list[float]:
+        assert self.at_once.acquire(blocking=False), "two threads rerank at once"
+        self.entered.set()
+        assert self.gate.wait(20)
+        self.at_once.release()
+        return [0.0 for _ in documents]
+
+
+def test_reranking_is_bounded_in_queries_and_time_and_done_by_one_thread() -> None:
+    reranker = HeldReranker()
+    app = create_app(StubRetriever(), settings(max_queued=2, timeout_s=5), reranker=reranker)
+    with live_server(app) as url, ThreadPoolExecutor() as threads:
+
+        def rerank(*queries: str, timeout_ms: int = 5000) -> httpx.Response:
+            fields = {"queries": queries, "documents": [["d"] for _ in queries]}
+            headers = {"x-request-timeout-ms": str(timeout_ms)}
+            return httpx.post(f"{url}/rerank", json=fields, headers=headers, timeout=20)
+
+        busy = threads.submit(rerank, "a")
+        wait_until(reranker.entered.is_set)
+        assert rerank("late", timeout_ms=50).status_code == 504
+        refused = rerank("b", "c")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        waiting = threads.submit(rerank, "b")
+        reranker.gate.set()
+        assert [answer.result().status_code for answer in (busy, waiting)] == [200, 200]
+        assert len(rerank("a", "b", "c").json()["result"]) == 3
+
+
 def test_the_event_loop_answers_while_a_search_is_running() -> None:
     retriever = StubRetriever()
     with running(retriever) as client, ThreadPoolExecutor() as threads:
