@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import socket
 import sys
-from pathlib import Path
 
-from retriever_server import loading
-from retriever_server.app import ServerSettings, create_app
+from retriever_server import loading, workers
+from retriever_server.app import create_app
+from retriever_server.command import announce, make_parser, settings_of
 from retriever_server.errors import StartError
-from retriever_server.schemas import Limits
 from retriever_server.serving import bind, make_server, run
 
 logger = logging.getLogger("retriever_server")
-
-_DESCRIPTION = """\
-Serve a corpus of JSON lines ({"id", "contents"} or {"id", "title", "text"}; plain or .gz) over POST /retrieve.
-GET /health, /ready, /info and /metrics tell how it stands. Everything else is in docs/retriever.md."""
-_EXAMPLES = """\
-examples:
-  python -m retriever_server --retriever bm25 --corpus corpus.jsonl
-  python -m retriever_server --retriever bm25 --corpus corpus.jsonl --index bm25_index   # built once, then opened
-  python -m retriever_server --retriever lucene --index lucene_index --corpus corpus.jsonl
-  python -m retriever_server --retriever dense --index e5_index --corpus corpus.jsonl --encoder intfloat/e5-base-v2
-  python -m retriever_server --retriever hybrid --parts bm25=bm25_index dense=e5_index --corpus corpus.jsonl --encoder …
-  python -m retriever_server --retriever noise --noise empty --port 0 --port-file port.txt
-
-A bearer token is asked for when the environment variable RETRIEVER_TOKEN is set.
-Exit code: 0 after SIGTERM or Ctrl-C, 2 when a file or a setting is wrong."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,45 +30,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m retriever_server",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    loading.add_options(parser)
-    add = parser.add_argument_group("service").add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
-    add("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
-    add("--port-file", type=Path, help="write the port there once the server is ready")
-    add("--topk", type=_positive, default=3, help="passages a query when a request names no topk (default: 3)")
-    add("--timeout-s", type=float, default=30.0, help="longest a request may take (default: 30)")
-    add("--max-batch", type=_positive, default=256, help="queries searched together (default: 256)")
-    add("--max-queued", type=_positive, default=20_000, help="waiting queries before 503 (default: 20000)")
-    add("--cache-mb", type=float, default=256, help="memory for remembered results, 0 for none (default: 256)")
-    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    return parser
-
-
-def settings_of(options: argparse.Namespace) -> ServerSettings:
-    return ServerSettings(
-        limits=Limits(default_top_k=options.topk),
-        timeout_s=options.timeout_s,
-        max_batch=options.max_batch,
-        max_queued=options.max_queued,
-        cache_bytes=int(options.cache_mb * (1 << 20)),
-        token=os.environ.get("RETRIEVER_TOKEN") or None,
-    )
-
-
 def _serve(listener: socket.socket, options: argparse.Namespace) -> int:
+    if options.workers > 1:
+        workers.run(listener, options)
+        return 0
     retriever, reranker = loading.load(options)
     failure: list[str] = []
 
     def on_ready(cause: str | None) -> None:
         if cause is None:
-            _announce(listener, options)
+            announce(listener.getsockname()[:2], options)
         else:
             failure.append(cause)
             server.should_exit = True
@@ -95,29 +49,6 @@ def _serve(listener: socket.socket, options: argparse.Namespace) -> int:
     if failure:
         raise StartError(failure[0])
     return 0
-
-
-def _announce(listener: socket.socket, options: argparse.Namespace) -> None:
-    host, port = listener.getsockname()[:2]
-    if options.port_file is not None:
-        partial = options.port_file.with_name(options.port_file.name + ".partial")
-        partial.write_text(f"{port}\n")
-        partial.rename(options.port_file)
-    logger.info("ready: %s at http://%s:%d/retrieve", options.retriever, f"[{host}]" if ":" in host else host, port)
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65_535:
-        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 65535")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0")
-    return value
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from ray import serve
 from starlette.applications import Starlette
 
 from retriever_server import loading
-from retriever_server.__main__ import make_parser, settings_of
 from retriever_server.app import create_app
+from retriever_server.command import make_parser, settings_of
 from retriever_server.errors import StartError
 
 logger = logging.getLogger("retriever_server")

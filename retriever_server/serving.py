@@ -8,6 +8,8 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -38,23 +40,26 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
-    """One process, no access log; requests under way finish when it is told to stop."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            backlog=4096,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=30,
-        )
+    return uvicorn.Server(make_config(app))
+
+
+def make_config(app: Starlette | Callable[[], Starlette], **several: Any) -> uvicorn.Config:
+    """No access log; requests under way finish when the server is told to stop."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=30,
+        **several,
     )
 
 
@@ -62,11 +67,12 @@ def run(server: uvicorn.Server, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT. Takes the whole process: call it once everything is loaded."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-    _tune_process()
+    tune_process()
     server.run(sockets=[listener])
 
 
-def _tune_process() -> None:
+def tune_process() -> None:
+    """To be called once everything is loaded."""
     gc.collect()
     gc.freeze()  # the index and the modules stay for good
     gc.set_threshold(100_000, 50, 100)  # an answer of 256 queries makes thousands of short-lived objects

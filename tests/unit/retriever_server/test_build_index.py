@@ -11,10 +11,10 @@ import pytest
 
 from retriever_server import bm25_build, loading
 from retriever_server.__main__ import main as serve
-from retriever_server.__main__ import make_parser
 from retriever_server.bm25 import BM25Retriever, open_or_build
 from retriever_server.build_index import known_items_found, main
 from retriever_server.building import Progress, duration
+from retriever_server.command import make_parser
 from retriever_server.corpus import Corpus
 from tests.lucene_jar import needs_lucene
 from tests.tiny_encoder import tiny_encoder_dir

@@ -75,6 +75,38 @@ def test_a_server_answers_says_where_and_ends_cleanly_on_sigterm(tmp_path: Path,
     assert "Traceback" not in log
 
 
+def test_several_processes_share_a_port_and_an_index_and_end_together(tmp_path: Path, corpus: Path) -> None:
+    arguments = ("--corpus", str(corpus), "--index", str(tmp_path / "index"), "--topk", "1", "--workers", "2")
+    with server(tmp_path, *arguments) as (process, url):
+        workers = children(process.pid)
+        assert len(workers) >= 2
+        for _ in range(8):  # a connection each, so that both may be asked
+            answer = httpx.post(f"{url}/retrieve", json={"queries": ["capital of Peru"]}).json()
+            assert [document["id"] for document in answer["result"][0]] == ["p1"]
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in log
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end, "a process outlives its server"
+        time.sleep(0.01)
+
+
+def test_processes_that_cannot_open_the_index_end_the_start(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "index").mkdir()
+    arguments = ["--corpus", str(corpus), "--index", str(tmp_path / "index"), "--port", "0", "--workers", "2"]
+    command = [sys.executable, "-m", "retriever_server", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "is no index folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_the_quick_starts_empty_retriever_needs_no_corpus(tmp_path: Path) -> None:
     with server(tmp_path, "--retriever", "noise", "--noise", "empty") as (_, url):
         assert httpx.post(f"{url}/retrieve", json={"queries": ["a", "b"]}).json() == {"result": [[], []]}
@@ -114,6 +146,8 @@ def test_a_port_in_use_is_told_in_a_sentence(
         (["--corpus", "/nowhere/corpus.jsonl"], "the corpus /nowhere/corpus.jsonl does not exist"),
         ([], "--corpus is missing"),
         (["--retriever", "noise", "--noise", "random"], "--corpus is missing"),
+        (["--workers", "2", "--corpus", "c.jsonl"], "--workers 2 needs a memory-mapped index"),
+        (["--workers", "2", "--retriever", "dense", "--index", "i"], "--workers 2 needs a memory-mapped index"),
         (["--host", "no.such.host.invalid", "--retriever", "noise"], "cannot listen on no.such.host.invalid:0"),
     ],
 )
