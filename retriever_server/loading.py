@@ -9,6 +9,16 @@ from pathlib import Path
 from retriever_server.errors import StartError
 from retriever_server.retriever import Reranker, Retriever
 
+_PARTS = {
+    "bm25": "index",
+    "lucene": "index",
+    "dense": "index",
+    "remote": "url",
+    "opensearch": "collection",
+    "qdrant": "collection",
+}
+"""What --parts may hold, and the option that its value stands for."""
+
 KINDS = ("bm25", "lucene", "dense", "hybrid", "remote", "opensearch", "qdrant", "web", "noise")
 
 
@@ -31,7 +41,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dense("--faiss-parameters", default="", help='e.g. "nprobe=64" or "efSearch=128"')
     dense("--faiss-gpu", default="", help="GPUs to copy a FAISS index to, e.g. 0,1 (needs faiss-gpu)")
     hybrid = parser.add_argument_group("hybrid").add_argument
-    hybrid("--parts", nargs=2, metavar="KIND=INDEX", help="e.g. bm25=bm25_index dense=e5_index")
+    hybrid(
+        "--parts",
+        nargs=2,
+        metavar="KIND=WHAT",
+        help="bm25=, lucene=, dense= an index folder, remote= a URL, opensearch=, qdrant= a collection at --url",
+    )
     hybrid("--fusion", choices=("rrf", "weighted"), default="rrf", help="by rank or by score (default: rrf)")
     hybrid("--weights", nargs=2, type=float, default=(1.0, 1.0), help="of the two parts (default: 1 1)")
     remote = parser.add_argument_group("remote, opensearch, qdrant, web").add_argument
@@ -127,10 +142,12 @@ def _load_hybrid(options: argparse.Namespace) -> Retriever:
         raise StartError("--parts is missing: name two retrievers, e.g. --parts bm25=bm25_index dense=e5_index")
     loaded = []
     for part in options.parts:
-        kind, _, index = part.partition("=")
-        if kind not in ("bm25", "lucene", "dense") or not index:
-            raise StartError(f"--parts {part}: expected bm25=FOLDER, lucene=FOLDER or dense=FOLDER")
-        loaded.append(_load(options, kind, Path(index)))
+        kind, _, what = part.partition("=")
+        if kind not in _PARTS or not what:
+            raise StartError(f"--parts {part}: expected one of {', '.join(_PARTS)}, then = and what to open")
+        asked = {**vars(options), _PARTS[kind]: Path(what) if _PARTS[kind] == "index" else what}
+        own = argparse.Namespace(**asked)
+        loaded.append(_load(own, kind, own.index))
     return HybridRetriever((loaded[0], loaded[1]), fusion=options.fusion, weights=tuple(options.weights))
 
 

@@ -11,11 +11,13 @@ import pytest
 
 from retriever_server import bm25_build, loading
 from retriever_server.__main__ import main as serve
+from retriever_server.app import create_app
 from retriever_server.bm25 import BM25Retriever, open_or_build
 from retriever_server.build_index import known_items_found, main
 from retriever_server.building import Progress, duration
 from retriever_server.command import make_parser
 from retriever_server.corpus import Corpus
+from tests.live_server import live_server
 from tests.lucene_jar import needs_lucene
 from tests.tiny_encoder import tiny_encoder_dir
 
@@ -148,7 +150,7 @@ def test_a_wrong_build_is_told_in_a_sentence(
         (["lucene"], "--index is missing: lucene opens one"),
         (["dense", "--index", "x", "--corpus", "y"], "--encoder is missing"),
         (["hybrid"], "--parts is missing"),
-        (["hybrid", "--parts", "web=x", "bm25=y"], "expected bm25=FOLDER"),
+        (["hybrid", "--parts", "web=x", "bm25=y"], "expected one of bm25, lucene, dense, remote"),
         (["remote"], "--url is missing: where the remote server answers"),
         (["opensearch", "--url", "http://127.0.0.1:9"], "--collection is missing"),
         (["qdrant", "--url", "x", "--collection", "y"], "--profile is missing"),
@@ -176,6 +178,10 @@ def test_a_hybrid_is_put_together_and_reranked_from_flags(corpus: Path, model: s
     facts = load(*flags, *encoder[:2], "--rerank", judge, "--rerank-depth", "7").describe()
     assert [part["retriever"] for part in facts["parts"]] == ["bm25", "dense"]
     assert (facts["reranker"], facts["rerank_depth"]) == ("judge", 7)
+    with live_server(create_app(load("--corpus", str(corpus), "--index", bm25))) as url:
+        hybrid = load("--retriever", "hybrid", "--parts", f"bm25={bm25}", f"remote={url}", "--corpus", str(corpus))
+        assert [part["retriever"] for part in hybrid.describe()["parts"]] == ["bm25", "remote"]
+        assert len(hybrid.search(["norway"], 2)[0]) == 2
 
 
 def test_progress_tells_rate_and_remaining_time(
