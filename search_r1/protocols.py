@@ -5,7 +5,7 @@ Each protocol has one contract suite in tests/contract, run over every implement
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -183,6 +183,15 @@ class Sharding(Protocol):
         """Forward passes already run in the configured dtype; otherwise they need autocast."""
         ...
 
+    @property
+    def reads_weights(self) -> bool:
+        """This rank reads models from their files. The others make them on the meta device for `wrap`."""
+        ...
+
+    def read(self, work: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """What `work` finds where weights are read, nothing elsewhere. Its `SearchR1Error` is raised on every rank."""
+        ...
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """Put a model, whose weights are in host memory, where this sharding holds it."""
         ...
@@ -210,7 +219,7 @@ class Sharding(Protocol):
         ...
 
     def load_full_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Names that are missing keep their weights; shapes must have been checked."""
+        """What `read` found. Names that are missing keep their weights; shapes must have been checked."""
         ...
 
     def full_optimizer_state(self, model: nn.Module, optimizer: Any) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from search_r1.algorithms.losses import token_weights, value_loss
 from search_r1.backends.forward import ValueModule
 from search_r1.backends.model import check_fits, load_trainable_lm
-from search_r1.backends.policy import autocast_dtype, empty_like, layout_for, score_rows, to_device
+from search_r1.backends.policy import autocast_dtype, empty_like, held_by_first, layout_for, score_rows, to_device
 from search_r1.backends.trainable import Trainable, mean_metrics
 from search_r1.config import Config
 from search_r1.data.micro_batches import Share, make_shares, select_rows
@@ -23,7 +23,8 @@ class LocalCritic:
     """The critic of one worker; with a process group, its part of the data-parallel critic."""
 
     def __init__(self, config: Config, sharding: Sharding, total_steps: int) -> None:
-        lm = load_trainable_lm(config.model.critic_path or config.model.path, config.model, sharding.device.type)
+        path, empty = config.model.critic_path or config.model.path, not sharding.reads_weights
+        lm = load_trainable_lm(path, config.model, sharding.device.type, empty=empty)
         self.config = config
         self.sharding = sharding
         self.layout = layout_for(config, lm, config.critic.max_tokens_per_micro_batch)
@@ -75,7 +76,7 @@ class LocalCritic:
 
     def save(self, folder: str) -> None:
         """The weights that are trained, and the optimizer's state."""
-        weights = {name: tensor.cpu() for name, tensor in self.sharding.full_weights(self.module, self._trained())}
+        weights = held_by_first(self.sharding.full_weights(self.module, self._trained()), self.sharding)
         Path(folder).mkdir(parents=True, exist_ok=True)
         if self.sharding.rank == 0:
             torch.save(weights, Path(folder) / "critic.pt")
@@ -86,15 +87,14 @@ class LocalCritic:
         Raises:
             ConfigError: a checkpoint of another model, or of other adapters.
         """
-        weights = torch.load(Path(folder) / "critic.pt", map_location="cpu", weights_only=True)
-        own, trained = self.module.state_dict(), self._trained()
-        check_fits(
-            {name: tensor for name, tensor in own.items() if name in trained},
-            weights,
-            folder,
-            self.config.model.critic_path or self.config.model.path,
-        )
-        self.sharding.load_full_weights(self.module, weights)
+        own = {name: tensor for name, tensor in self.module.state_dict().items() if name in self._trained()}
+
+        def read() -> Mapping[str, Tensor]:
+            weights: dict[str, Tensor] = torch.load(Path(folder) / "critic.pt", map_location="cpu", weights_only=True)
+            check_fits(own, weights, folder, self.config.model.critic_path or self.config.model.path)
+            return weights
+
+        self.sharding.load_full_weights(self.module, self.sharding.read(read))
         self.trainable.load(Path(folder) / "optimizer.pt")
 
     def _trained(self) -> set[str]:

@@ -73,19 +73,26 @@ def refuse_adapter(path: str) -> None:
         )
 
 
-def load_causal_lm(path: str, config: ModelConfig, device: str = "cpu") -> PreTrainedModel:
+def load_causal_lm(path: str, config: ModelConfig, device: str = "cpu", *, empty: bool = False) -> PreTrainedModel:
     """A causal language model with float32 weights in host memory, its attention chosen for `device`.
+
+    Args:
+        empty: Make it on the meta device instead, without weights.
 
     Raises:
         ConfigError: not loadable, or of an architecture whose logits are not a plain product with the output head.
     """
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": attention_implementation(config, device),
+        "trust_remote_code": config.trust_remote_code,
+    }
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32,
-            attn_implementation=attention_implementation(config, device),
-            trust_remote_code=config.trust_remote_code,
-        )
+        if empty:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(_auto_config(path, config.trust_remote_code), **options)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot load a causal language model from {path}: {str(error).splitlines()[0]}") from error
     _refuse_scaled_logits(model.config, path)
@@ -97,9 +104,9 @@ def load_causal_lm(path: str, config: ModelConfig, device: str = "cpu") -> PreTr
     return model
 
 
-def load_trainable_lm(path: str, config: ModelConfig, device: str) -> PreTrainedModel:
+def load_trainable_lm(path: str, config: ModelConfig, device: str, *, empty: bool = False) -> PreTrainedModel:
     """As `load_causal_lm`, without dropout, with adapters where `model.lora` asks for them."""
-    lm = load_causal_lm(path, config, device)
+    lm = load_causal_lm(path, config, device, empty=empty)
     disable_dropout(lm)
     return attach_lora(lm, config.lora) if config.lora.rank else lm
 

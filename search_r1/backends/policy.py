@@ -132,7 +132,8 @@ class LocalPolicy:
     """The trainable actor of one worker; with a process group, its part of the data-parallel actor."""
 
     def __init__(self, config: Config, sharding: Sharding, total_steps: int) -> None:
-        lm = load_trainable_lm(config.model.path, config.model, sharding.device.type)
+        empty = not sharding.reads_weights
+        lm = load_trainable_lm(config.model.path, config.model, sharding.device.type, empty=empty)
         self.config = config
         self.sharding = sharding
         self.layout = layout_for(config, lm, config.policy.max_tokens_per_micro_batch)
@@ -181,14 +182,14 @@ class LocalPolicy:
         self.trainable.residence.leave()
 
     def save_pretrained(self, path: str) -> None:
-        weights = {name: tensor.cpu() for name, tensor in self.weights()}
+        weights = held_by_first(self.weights(), self.sharding)
         if self.sharding.rank == 0:
             save_causal_lm(self.module.lm, weights, path)
 
     def save(self, folder: str) -> None:
         """A Hugging Face folder, or a peft one with LoRA; the optimizer's state stands beside the weights."""
         if self.config.model.lora.rank:
-            adapter = {name: tensor.cpu() for name, tensor in self._full_weights(self._adapter_names())}
+            adapter = held_by_first(self._full_weights(self._adapter_names()), self.sharding)
             if self.sharding.rank == 0:
                 save_adapter(folder, adapter, self.config.model)
         else:
@@ -200,7 +201,14 @@ class LocalPolicy:
         Raises:
             ConfigError: a checkpoint of another model, or of other adapters.
         """
-        model, own = self.config.model, self.module.state_dict()
+        own = self.module.state_dict()
+        weights = self.sharding.read(lambda: self._read(folder, own))
+        self.sharding.load_full_weights(self.module, weights)
+        self.trainable.load(Path(folder) / "optimizer.pt")
+
+    def _read(self, folder: str, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The weights of a checkpoint, which must be those that are trained here."""
+        model = self.config.model
         if model.lora.rank:
             found = load_adapter(folder, model.lora)
             own = {name: own[name] for name in self._adapter_names()}
@@ -209,11 +217,15 @@ class LocalPolicy:
             found = load_causal_lm(folder, model).state_dict()
         weights = {_PREFIX + name: tensor for name, tensor in found.items()}
         check_fits(own, weights, folder, model.path)
-        self.sharding.load_full_weights(self.module, weights)
-        self.trainable.load(Path(folder) / "optimizer.pt")
+        return weights
 
     def _adapter_names(self) -> list[str]:
         return [name for name, _ in self.module.named_parameters() if is_adapter(name)]
+
+
+def held_by_first(weights: Weights, sharding: Sharding) -> dict[str, Tensor]:
+    """All weights in host memory of rank 0; the other ranks help to gather them and keep none."""
+    return {name: tensor.cpu() for name, tensor in weights if sharding.rank == 0}
 
 
 def empty_like(batch: TrainBatch) -> TrainBatch:
@@ -240,7 +252,7 @@ class ReferencePolicy:
 
     def __init__(self, config: Config, sharding: Sharding) -> None:
         path = config.model.reference_path or config.model.path
-        lm = load_causal_lm(path, config.model, sharding.device.type)
+        lm = load_causal_lm(path, config.model, sharding.device.type, empty=not sharding.reads_weights)
         disable_dropout(lm)
         lm.requires_grad_(False)
         self.config = config

@@ -103,10 +103,12 @@ class Trainable:
         """Every worker calls it; rank 0 writes."""
         state = self.state()
         if self.sharding.rank == 0:
-            torch.save(state, file)
+            torch.save(state, temporary := file.with_suffix(".tmp"))
+            temporary.replace(file)  # one that was loaded from here is still mapped
 
     def load(self, file: Path) -> None:
-        self.load_state(torch.load(file, map_location="cpu", weights_only=True))
+        """Every worker calls it and reads its shards alone out of the mapped file."""
+        self.load_state(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 
 def mean_metrics(steps: Sequence[Metrics], area: str) -> Metrics:

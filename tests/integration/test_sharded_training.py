@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Case:
     rank: int = 0
     packing: str = "auto"
     dtype: str = "float32"
+    model: str = "tied"
 
 
 FULL = ShardingConfig(name="fsdp2")
@@ -42,11 +44,24 @@ CASES = {
     "packed": Case(FULL, packing="packed"),
     "lora": Case(FULL, rank=4),
     "hybrid lora": Case(replace(FULL, replicas=2), rank=4),
+    "untied": Case(FULL, model="untied"),
+    "untied hybrid lora": Case(replace(FULL, replicas=2), rank=4, model="untied"),
     "half": Case(FULL, dtype="bfloat16"),
 }
+ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Frequencies that only the loaded buffers or the configuration can tell."""
 
 
-def config_of(path: str, case: Case) -> Config:
+def config_of(folder: str, case: Case, rank: int = 0) -> Config:
+    """Ranks that need no weights find none."""
+    path = f"{folder}/{case.model}" + ("-bare" if rank and case.sharding.name == "fsdp2" else "")
     config = with_policy(tiny_training_config(path, lr=1e-3, max_tokens=30), packing=case.packing)
     return replace(config, model=replace(config.model, dtype=case.dtype, lora=LoraConfig(rank=case.rank)))
 
@@ -78,8 +93,8 @@ def worker(rank: int, path: str, folder: str) -> None:
     results: Results = {}
     for name, case in CASES.items():
         sharding = build_sharding(case.sharding, case.dtype)
-        results[name] = train(config_of(path, case), sharding, WORLD, rank, f"{folder}/{name}")
-    resumed = LocalPolicy(config_of(path, CASES["hybrid"]), build_sharding(CASES["hybrid"].sharding), 10)
+        results[name] = train(config_of(path, case, rank), sharding, WORLD, rank, f"{folder}/{name}")
+    resumed = LocalPolicy(config_of(path, CASES["hybrid"], rank), build_sharding(CASES["hybrid"].sharding), 10)
     dist.barrier()
     resumed.load(f"{folder}/full/policy")
     results["resumed"] = {"weights": dict(resumed.weights())}
@@ -89,7 +104,13 @@ def worker(rank: int, path: str, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model_dir(tmp_path_factory.mktemp("model")))
+    """A folder of models, each also without its weights."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_model_dir(folder / "tied")
+    tiny_model_dir(folder / "untied", "llama", tied=False, rope_parameters=ROPE)
+    for name in ("tied", "untied"):
+        shutil.copytree(folder / name, folder / f"{name}-bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
