@@ -26,7 +26,7 @@ class RemoteRoles:
 @contextmanager
 def remote_roles(config: Config, num_workers: int) -> Iterator[RemoteRoles]:
     """As `build_ray_roles` wires them, without data and engines."""
-    ray.init(num_cpus=num_workers, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=num_workers, include_dashboard=False, logging_level="ERROR")
     try:
         group = WorkerGroup(ClusterConfig(num_workers=num_workers), partial(build_worker_roles, config, 100, 100))
         scorer = RemoteScorer(group, SequenceCost())
