@@ -1,4 +1,4 @@
-"""Turn a LoRA checkpoint into a plain model: `python -m search_r1.merge_adapter CHECKPOINT/policy FOLDER`."""
+"""Turn a checkpoint into a plain Hugging Face folder, which transformers and vLLM load: LoRA adapters are merged."""
 
 from __future__ import annotations
 
@@ -9,39 +9,88 @@ from pathlib import Path
 
 from search_r1.errors import ConfigError, SearchR1Error
 
+EXAMPLES = """\
+examples:
+  python -m search_r1.merge_adapter runs/mine/latest models/mine
+  python -m search_r1.merge_adapter outputs/sft/checkpoints/step_000500 models/mine --dtype bfloat16
+  python -m search_r1.merge_adapter adapter models/mine --base models/base"""
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 after one sentence about what is wrong."""
-    parser = argparse.ArgumentParser(prog="search_r1.merge_adapter", description=__doc__)
-    parser.add_argument("adapter", help="a checkpoint's policy folder (adapter_config.json, adapter_model.safetensors)")
-    parser.add_argument("output", help="a new folder for the merged model and its tokenizer")
-    parser.add_argument("--base", default=None, help="the model it was trained on, where it has moved")
+    parser = argparse.ArgumentParser(
+        prog="search_r1.merge_adapter",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "source", help="a run folder (its newest checkpoint is taken), a checkpoint, or a peft adapter; of RL or SFT"
+    )
+    parser.add_argument("output", help="a new folder for the model and its tokenizer")
+    parser.add_argument("--base", default=None, help="the model an adapter was trained on, where it has moved")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the written weights (default: float32)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(arguments)
     try:
-        merge(options.adapter, options.output, options.base)
+        merge(options.source, options.output, options.base, options.dtype, options.trust_remote_code)
     except SearchR1Error as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
 
 
-def merge(adapter: str, output: str, base: str | None = None) -> None:
+def merge(
+    source: str, output: str, base: str | None = None, dtype: str = "float32", trust_remote_code: bool = False
+) -> None:
     """Write a Hugging Face folder.
 
     Raises:
-        ConfigError: no adapter, no base model, or an output folder that is not empty.
+        ConfigError: nothing to merge, no base model, or an output folder that is not empty.
     """
-    from search_r1.backends.lora import base_model_of, merge_into
-    from search_r1.backends.model import load_causal_lm, save_causal_lm
+    import torch
+
+    from search_r1.backends.lora import ADAPTER_CONFIG, base_model_of, merge_into
+    from search_r1.backends.model import check_model_folder, load_causal_lm, save_causal_lm
     from search_r1.backends.tokenizer import load_tokenizer
     from search_r1.config import ModelConfig
 
-    if Path(output).exists() and any(Path(output).iterdir()):
+    if Path(output).exists() and (not Path(output).is_dir() or any(Path(output).iterdir())):
         raise ConfigError(f"{output} is not empty: give a new folder")
-    base = base or base_model_of(adapter)
-    model = merge_into(load_causal_lm(base, ModelConfig()), adapter)
+    folder = policy_folder(Path(source))
+    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    if base and not is_adapter:
+        raise ConfigError(f"{folder} holds a whole model, so --base={base} would have no effect: leave it out")
+    if is_adapter:
+        base = base or base_model_of(str(folder))
+        try:
+            check_model_folder(base)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; --base names the model that the adapter in {folder} was trained on") from error
+    model = load_causal_lm(base or str(folder), ModelConfig(trust_remote_code=trust_remote_code))
+    model = (merge_into(model, str(folder)) if is_adapter else model).to(getattr(torch, dtype))
     save_causal_lm(model, model.state_dict(), output)
-    load_tokenizer(base).save_pretrained(output)
+    own = any(folder.glob("tokenizer*"))
+    load_tokenizer(str(folder) if own or not base else base, trust_remote_code).save_pretrained(output)
+
+
+def policy_folder(source: Path) -> Path:
+    """Where an adapter or a model lies: the folder itself, a checkpoint's policy, or a run's newest checkpoint's.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not source.is_dir():
+        raise ConfigError(f"{source} does not exist: give a run folder, a checkpoint, or an adapter")
+    newest_first = sorted(source.glob("checkpoints/step_*/policy"), reverse=True)
+    for folder in (source, source / "policy", *newest_first):
+        if (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+            return folder
+    raise ConfigError(
+        f"{source} holds neither an adapter (adapter_config.json) nor a model (config.json): give a run folder, a "
+        "checkpoint (…/checkpoints/step_000100), or its policy folder"
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from search_r1.backends.critic import LocalCritic
-from search_r1.backends.model import check_model_folder, load_causal_lm
+from search_r1.backends.model import load_causal_lm
 from search_r1.backends.policy import BaseReference, LocalPolicy, ReferencePolicy, build_reference
 from search_r1.backends.sharding import Replicated
 from search_r1.backends.supervised import SupervisedPolicy
@@ -17,7 +17,6 @@ from search_r1.config import Config, LoraConfig, ModelConfig, OptimConfig
 from search_r1.data.sft_examples import SFTExample
 from search_r1.engines.hf_engine import HFEngine
 from search_r1.errors import ConfigError
-from search_r1.merge_adapter import main as merge_main
 from search_r1.types import SamplingConfig
 from tests.batches import random_batch, tiny_training_config
 from tests.model_factory import tiny_model, tiny_model_dir, tiny_tokenizer
@@ -131,24 +130,6 @@ def test_an_adapted_critic_trains_its_head_too_and_goes_on_exactly(folders: Fold
     assert all(".lora_" in name or name.startswith("value_head.") for name in saved)
     second.load(str(tmp_path))
     assert first.update(random_batch(seed=3)) == second.update(random_batch(seed=3))
-
-
-def test_merging_a_checkpoint_writes_the_model_that_was_trained(
-    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy = trained_policy(lora_config(folders[False]))
-    policy.save(str(tmp_path / "policy"))
-    with pytest.raises(ConfigError, match="merge_adapter"):
-        check_model_folder(str(tmp_path / "policy"))
-    assert merge_main([str(tmp_path / "policy"), str(tmp_path / "merged")]) == 0
-    check_model_folder(str(tmp_path / "merged"))
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
-    for name, tensor in policy.weights():
-        torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=0)
-    assert merge_main([str(tmp_path / "policy"), str(tmp_path / "merged")]) == 2
-    assert merge_main([folders[True], str(tmp_path / "other")]) == 2
-    assert "not empty" in (message := capsys.readouterr().err)
-    assert "holds no adapter" in message
 
 
 def test_save_pretrained_writes_the_merged_model(folders: Folders, tmp_path: Path) -> None:
