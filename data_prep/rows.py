@@ -29,7 +29,9 @@ RL_SCHEMA = pa.schema(
         ),
     ]
 )
-SFT_SCHEMA = pa.schema([("data_source", pa.string()), ("question", pa.string()), ("messages", _MESSAGES)])
+SFT_SCHEMA = pa.schema(
+    [("data_source", pa.string()), ("question", pa.string()), ("messages", _MESSAGES), ("tools", pa.string())]
+)
 
 
 @dataclass(frozen=True, slots=True)

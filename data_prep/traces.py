@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import string
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +14,16 @@ from typing import Any
 
 from data_prep.cli import console, count_table, existing_file, exit_code, parser, positive
 from data_prep.rows import SFT_SCHEMA, write_parquet
+from data_prep.tool_traces import calls_tools, tool_fault, tool_messages, tool_schemas
 from search_r1.errors import DataError
 from search_r1.prompts import TEMPLATES, check_template, prompt_messages
+from search_r1.rewards.exact_match import em
 
 EXAMPLES = """\
   python -m data_prep.traces --input traces.jsonl --output sft.parquet --max-passage-words 40
-  python -m data_prep.traces --input runs/mine/latest/trajectories/*.jsonl --output sft.parquet --max-per-question 2"""
+  python -m data_prep.traces --input runs/mine/latest/trajectories/*.jsonl --output sft.parquet --max-per-question 2
+  python -m data_prep.traces --input runs/tools/latest/trajectories/*.jsonl --output sft.parquet \\
+      --tools examples.tools.functions --search-top-k 2"""
 
 DROPPED = ("not well formed", "no search", "wrong answer", "repeated response", "enough of its question")
 
@@ -33,8 +36,6 @@ _WELL_FORMED = re.compile(r"(?:tT|sSi)*aA")
 _END_OF_TEXT = re.compile(r"(?:<\|[^|<>]*\|>|</s>)\s*$")
 _INFORMATION = re.compile(r"(<information>)(.*?)(</information>)", re.DOTALL)
 _PASSAGE = re.compile(r"^(?=Doc \d+\(Title: )", re.MULTILINE)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(slots=True)
@@ -51,17 +52,22 @@ def select(
     template: str = "search_r1",
     max_passage_words: int | None = None,
     max_per_question: int | None = None,
+    tools: str | None = None,
 ) -> Selection:
-    """Rejection sampling. The whole response, observations included, becomes one assistant message.
+    """Rejection sampling. The whole response, observations included, becomes one assistant message; calls and results
+    of the tool environment become turns of their own.
 
     Args:
         max_passage_words: keep so many words of each passage inside an information block.
         max_per_question: keep the first so many demonstrations of a question.
+        tools: JSON of the schemas that tool rollouts were told.
+
+    Raises:
+        DataError: a tool rollout, without `tools`.
     """
     result, responses, per_question = Selection(), set(), Counter[str]()
     for rollout in rollouts:
-        response = response_of(rollout)
-        reason = fault(response, rollout["golden_answers"])
+        response, reason = _judged(rollout)
         if not reason and response in responses:
             reason = "repeated response"
         if not reason and max_per_question is not None and per_question[rollout["question"]] >= max_per_question:
@@ -72,12 +78,29 @@ def select(
             continue
         responses.add(response)
         per_question[rollout["question"]] += 1
-        if max_passage_words is not None:
-            response = shorten_passages(response, max_passage_words)
-        messages = [*prompt_messages(template, rollout["question"]), {"role": "assistant", "content": response}]
-        source = str(rollout.get("data_source") or "unknown")
-        result.rows.append({"data_source": source, "question": rollout["question"], "messages": messages})
+        row = {"data_source": str(rollout.get("data_source") or "unknown"), "question": rollout["question"]}
+        if calls_tools(rollout):
+            if tools is None:
+                raise DataError(
+                    f"the rollout of {rollout['question']!r} calls tools: name their modules with --tools, and with "
+                    "--search-top-k the top_k of search, so that the demonstrations tell of them as the rollouts did"
+                )
+            row |= {"messages": tool_messages(rollout, _END_OF_TEXT), "tools": tools}
+        else:
+            if max_passage_words is not None:
+                response = shorten_passages(response, max_passage_words)
+            prompt = prompt_messages(template, rollout["question"])
+            row["messages"] = [*prompt, {"role": "assistant", "content": response}]
+        result.rows.append(row)
     return result
+
+
+def _judged(rollout: Mapping[str, Any]) -> tuple[str, str]:
+    """What tells a rollout from others, and why it is no demonstration."""
+    if calls_tools(rollout):
+        return json.dumps(tool_messages(rollout, _END_OF_TEXT)), tool_fault(rollout)
+    response = response_of(rollout)
+    return response, fault(response, rollout["golden_answers"])
 
 
 def response_of(rollout: Mapping[str, Any]) -> str:
@@ -113,8 +136,7 @@ def fault(response: str, golden_answers: Iterable[str]) -> str:
         return "not well formed"
     if "s" not in letters:
         return "no search"
-    answer = _normalized(contents[-1])
-    return "" if answer and answer in map(_normalized, golden_answers) else "wrong answer"
+    return "" if em(contents[-1], list(golden_answers)) else "wrong answer"
 
 
 def shorten_passages(response: str, max_words: int) -> str:
@@ -152,11 +174,6 @@ def _header_length(passage: str) -> int:
     return 0
 
 
-def _normalized(text: str) -> str:
-    """SQuAD's normalization, as exact match compares."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
 def read_rollouts(paths: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
     """Rows with `question`, `golden_answers` and `response` or `turns`. Raises `DataError` naming file and line."""
     for path in paths:
@@ -185,11 +202,13 @@ def _is_rollout(row: Any) -> bool:
 def command(arguments: argparse.Namespace) -> None:
     check_template(arguments.template)
     paths = [existing_file(path) for path in arguments.input]
+    has_tools = arguments.tools or arguments.search_top_k
     result = select(
         read_rollouts(paths),
         template=arguments.template,
         max_passage_words=arguments.max_passage_words,
         max_per_question=arguments.max_per_question,
+        tools=tool_schemas(arguments.tools, arguments.search_top_k) if has_tools else None,
     )
     console.print(count_table("rollouts", {name: result.counts[name] for name in ("read", *DROPPED, "kept")}))
     if not result.rows:
@@ -205,6 +224,8 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--template", default="search_r1", help=f"prompt: {', '.join(TEMPLATES)} (default: search_r1)")
     options.add_argument("--max-passage-words", type=positive, help="shorten each passage to so many words")
     options.add_argument("--max-per-question", type=positive, help="keep so many demonstrations of a question")
+    options.add_argument("--tools", nargs="+", default=[], help="modules of the tools that tool rollouts called")
+    options.add_argument("--search-top-k", type=positive, help="they had search too, with this environment.top_k")
     return exit_code(command, options.parse_args(argv))
 
 

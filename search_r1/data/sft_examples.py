@@ -70,7 +70,7 @@ class ConversationEncoder:
     (`<information>…</information>` or `<tool_response>…</tool_response>`, with the line breaks around), and every piece
     is encoded by itself, since in a rollout sampled and observed tokens meet at these borders and never merge.
     Spellings of control tokens inside a message stay text. The end-of-turn token is learned, save after a final
-    `</answer>`, where a rollout stops.
+    `</answer>`, where a rollout stops unless it has tools.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -86,6 +86,7 @@ class ConversationEncoder:
         """
         first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
         ids = list(self._prompt(messages[:first], tools))
+        has_calls = bool(tools) or any("<tool_call>" in message["content"] for message in messages)
         mask = [False] * len(ids)
 
         def append(piece: Sequence[int], learned: bool) -> None:
@@ -98,7 +99,7 @@ class ConversationEncoder:
             for piece, learned in split_observations(message["content"]):
                 append(encode_plain(self._tokenizer, piece), learned)
             following = messages[i + 1 :]
-            if not following and message["content"].rstrip().endswith(_END_OF_ROLLOUT):
+            if not following and not has_calls and message["content"].rstrip().endswith(_END_OF_ROLLOUT):
                 continue
             between = list(takewhile(lambda m: m["role"] != "assistant", following))
             end, rest = self._after_turn(messages[:first], between)
