@@ -7,8 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +83,7 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
     from search_r1.backends.tokenizer import load_tokenizer
     from search_r1.data.chat_templates import choose_chat_template
     from search_r1.data.sft_examples import read_examples, split_validation
+    from search_r1.trainer.build_sft import build_learner
     from search_r1.trainer.run_folder import redact, versions
     from search_r1.trainer.sft_loop import plan_batches
     from search_r1.trainer.sft_run import SFTRun, find_sft_resume
@@ -105,49 +105,13 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
         learner = build_learner(config, len(plan), pad_token_id, stack)
         trackers = build_trackers(config.tracking, Path(config.output_dir), settings)
         run = SFTRun(config, learner, examples, validation, plan, trackers, tokenizer.save_pretrained, console)
+        if checkpoint:
+            run.restore(checkpoint)
         run.folder.write_text("config.yaml", to_yaml(settings))
         run.folder.write_json("versions.json", versions())
-        summary = run.fit(checkpoint)
+        summary = run.fit()
     logger.info("saved %s", config.output_dir)
     return summary
-
-
-def build_worker(config: SFTConfig, total_steps: int, pad_token_id: int) -> dict[str, Any]:
-    """The one role of a worker; runs inside it, after it joined the process group."""
-    import torch
-
-    from search_r1.backends.sharding import build_sharding
-    from search_r1.backends.supervised import SupervisedPolicy
-
-    torch.manual_seed(config.seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    learner = SupervisedPolicy(
-        config.model,
-        config.optim,
-        build_sharding(config.sharding, config.model.dtype, device),
-        total_steps,
-        pad_token_id=pad_token_id,
-        max_tokens_per_micro_batch=config.training.max_tokens_per_micro_batch,
-        packing=config.training.packing,
-    )
-    return {"policy": learner}
-
-
-def build_learner(config: SFTConfig, total_steps: int, pad_token_id: int, stack: ExitStack) -> Any:
-    """In this process, or on workers; what must be shut down is pushed on `stack`."""
-    if config.cluster.launcher == "local":
-        return build_worker(config, total_steps, pad_token_id)["policy"]
-    from search_r1.backends.model import sequence_cost
-    from search_r1.cluster import placement
-    from search_r1.cluster.remote_learner import RemoteLearner
-    from search_r1.cluster.worker_group import WorkerGroup
-
-    if Path(config.model.path).is_dir():
-        config = replace(config, model=replace(config.model, path=str(Path(config.model.path).resolve())))
-    stack.callback(placement.connect(config.cluster))
-    group = WorkerGroup(config.cluster, partial(build_worker, config, total_steps, pad_token_id))
-    stack.callback(group.close)
-    return RemoteLearner(group, sequence_cost(config.model.path, config.model.trust_remote_code))
 
 
 if __name__ == "__main__":

@@ -58,20 +58,35 @@ class SFTRun:
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.trainer.keep_checkpoints)
         self._trained = _Trained(learner)
         self._plan_digest = hashlib.sha256(json.dumps(list(map(list, plan))).encode()).hexdigest()
+        self._done = 0
         self._seconds = 0.0
         self._progress = _progress(console)
         self._task = self._progress.add_task("sft", total=len(plan), loss=float("nan"))
 
-    def fit(self, resume_from: Path | None) -> dict[str, Any]:
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            ConfigError: it was made of other data or batches, or with another model.
+        """
+        state = json.loads((path / "trainer.json").read_text())
+        if state.get("plan") != self._plan_digest:
+            raise ConfigError(
+                f"the checkpoint {path} was made with other data or batches, so this run cannot go on from it: give "
+                "the settings it was made with, or trainer.resume=never"
+            )
+        self.checkpoints.load(path, self._trained)
+        self._done, self._seconds = int(state["step"]), state["train_seconds"]
+        self._say(f"going on from {path}")
+
+    def fit(self) -> dict[str, Any]:
         """Train to the last step; returns the summary that is also written to summary.json.
 
         Raises:
-            ConfigError: a checkpoint of other data or batches.
             TrainingError: too many non-finite steps in a row.
         """
-        done = self._restore(resume_from) if resume_from else 0
-        self.checkpoints.forget_after(done)
-        self.folder.forget_after(done)
+        self.checkpoints.forget_after(self._done)
+        self.folder.forget_after(self._done)
         self.folder.write_json("settings.json", fixed_settings(self.config))
         started = time.perf_counter() - self._seconds
         last: Metrics = {}
@@ -82,7 +97,9 @@ class SFTRun:
             self._report(metrics, step)
 
         with self._progress:
-            run_sft(self.learner, self.examples, self.validation, self.plan, self.config.training, report, done + 1)
+            run_sft(
+                self.learner, self.examples, self.validation, self.plan, self.config.training, report, self._done + 1
+            )
         self.learner.save_pretrained(str(self.folder.path.resolve()))
         self.save_tokenizer(str(self.folder.path))
         write_loss_plot(self.folder.path)
@@ -108,18 +125,6 @@ class SFTRun:
 
     def _say(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)
-
-    def _restore(self, path: Path) -> int:
-        state = json.loads((path / "trainer.json").read_text())
-        if state.get("plan") != self._plan_digest:
-            raise ConfigError(
-                f"the checkpoint {path} was made with other data or batches, so this run cannot go on from it: give "
-                "the settings it was made with, or trainer.resume=never"
-            )
-        self.checkpoints.load(path, self._trained)
-        self._seconds = state["train_seconds"]
-        self._say(f"going on from {path}")
-        return int(state["step"])
 
     def _summary(self, last: Metrics) -> dict[str, Any]:
         return {

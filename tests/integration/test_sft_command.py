@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from search_r1 import sft
 from tests.model_factory import tiny_model_dir
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
@@ -139,6 +141,14 @@ def test_a_training_file_of_llama_factory_runs(arguments: list[str], tmp_path: P
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert "validation/loss" in rows[-1]
     AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+
+
+def test_the_example_with_all_three_forms_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    file = "examples/llamafactory/train.yaml"
+    assert sft.main(["--llamafactory", file, f"output_dir={tmp_path}/tuned", "training.epochs=1"]) == 0
+    summary = json.loads((tmp_path / "tuned" / "summary.json").read_text())
+    assert (summary["examples"], summary["validation_examples"], summary["steps"]) == (5, 1, 3)
 
 
 @pytest.mark.parametrize(

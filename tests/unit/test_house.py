@@ -31,7 +31,7 @@ LAYERS = {
 
 LIGHT_L4 = ("trainer", "report")
 """Packages of layer 4 that see layers 0 and 1 only ..."""
-COMPOSERS = ("search_r1/trainer/build.py",)
+COMPOSERS = ("search_r1/trainer/build.py", "search_r1/trainer/build_sft.py")
 """... except for the files that compose."""
 
 OWNERS = {
@@ -64,6 +64,7 @@ TORCH_FREE = ("search_r1/types.py", "search_r1/protocols.py", "search_r1/errors.
 LAZY = {
     "search_r1/trainer/tracking.py": "wandb and tensorboard, only where configured",
     "search_r1/trainer/build.py": "only the engine and the launcher that the config chose",
+    "search_r1/trainer/build_sft.py": "likewise",
     "search_r1/cluster/": "what a worker builds, in the worker",
     "search_r1/engines/vllm_": "vllm takes seconds to import",
     "search_r1/backends/": "peft, flash_attn and gguf, only where configured",
