@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from search_r1.compose import build_config, compose_config, compose_dict
+from search_r1.compose import compose_config
 from search_r1.config_checks import check_training
-from search_r1.sft_config import SFTConfig, check_sft
+from search_r1.sft import compose_sft
+from search_r1.sft_config import check_sft
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted(
@@ -80,6 +81,12 @@ def check_overrides(config_name: str, arguments: list[str]) -> None:
         check_training(config)
 
 
+def check_sft_command(arguments: list[str]) -> None:
+    check_flags("search_r1.sft", arguments)
+    file = arguments.pop(1) if arguments[0] == "--llamafactory" else None
+    check_sft(compose_sft([argument for argument in arguments if "=" in argument], file))
+
+
 def check_command(command: str) -> None:
     if any(command.startswith(beginning) for beginning in ELSEWHERE):
         return
@@ -98,7 +105,7 @@ def check_command(command: str) -> None:
     elif program in modules:
         check_flags(modules[program], arguments)
     elif program.endswith("python") and arguments[:2] == ["-m", "search_r1.sft"]:
-        check_sft(build_config(SFTConfig, compose_dict("sft", arguments[2:])))
+        check_sft_command(arguments[2:])
     elif program.endswith("python") and arguments[0] == "-m":
         check_flags(arguments[1], arguments[2:])
     elif program.endswith("python"):
