@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from retriever_server import bm25_build
 from retriever_server.analysis import ANALYZER, EnglishAnalyzer
-from retriever_server.building import read_manifest
+from retriever_server.building import OFFSETS, read_manifest
 from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
 from retriever_server.retriever import ScoredPassage
@@ -66,7 +66,7 @@ class BM25Retriever:
                 folder, f"was built by the analyzer {manifest.get('analyzer')!r}, this server has {ANALYZER!r}"
             )
         try:
-            offsets = np.load(folder / bm25_build.OFFSETS, mmap_mode="r")
+            offsets = np.load(folder / OFFSETS, mmap_mode="r")
             index = bm25s.BM25.load(folder, mmap=True, backend="numpy")
             sizes = len(index.scores["data"]), len(index.scores["indices"]), int(index.scores["indptr"][-1])
             whole = {*sizes, manifest["num_postings"]} == {sizes[0]} and len(offsets) == manifest["rows"] + 1

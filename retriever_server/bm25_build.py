@@ -21,12 +21,11 @@ import orjson
 from numpy.typing import NDArray
 
 from retriever_server.analysis import ANALYZER, EnglishAnalyzer
-from retriever_server.building import Progress, begin, finish, new_array_file, write_whole
+from retriever_server.building import OFFSETS, Progress, begin, finish, new_array_file, write_whole
 from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
 
 BLOCK_ROWS = 50_000
-OFFSETS = "offsets.npy"
 
 
 def build(

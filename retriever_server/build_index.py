@@ -30,9 +30,10 @@ examples:
   python -m retriever_server.build_index --retriever bm25 --corpus corpus.jsonl --index bm25_index
   python -m retriever_server.build_index --retriever lucene --corpus corpus.jsonl --index lucene_index
   python -m retriever_server.build_index --retriever dense --corpus corpus.jsonl --index e5_index \\
-      --encoder intfloat/e5-base-v2 --profile e5 --device cuda:0
+      --encoder intfloat/e5-base-v2 --profile e5 --device cuda:0     # and --factory HNSW32,SQ8 for a FAISS index
   python -m retriever_server.build_index import --corpus corpus.jsonl --index e5_index \\
       --encoder intfloat/e5-base-v2 --profile e5 part_aa part_ab        # published parts, read where they lie
+  python -m retriever_server.build_index import --corpus corpus.jsonl --index lucene_index folder_of_pyserini
   python -m retriever_server.build_index inspect e5_index
   python -m retriever_server.build_index verify e5_index --corpus corpus.jsonl --encoder intfloat/e5-base-v2
 
@@ -66,8 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--factory", help='dense: FAISS factory string, e.g. "HNSW32" (default: exact search)')
     build.add_argument("--workers", type=int, help="bm25: processes; lucene: threads (default: one a core)")
     build.add_argument("--store-raw", action="store_true", help="lucene: keep the passages in the index too")
-    take_in = commands.add_parser("import", help="make an index folder of vectors or a FAISS index that exist")
-    take_in.add_argument("sources", nargs="+", type=Path, help="FAISS index (Flat: also its parts), .memmap or .npy")
+    take_in = commands.add_parser("import", help="make an index folder of what exists: its files stay where they are")
+    take_in.add_argument(
+        "sources", nargs="+", type=Path, help="Lucene folder, FAISS index (Flat: also its parts), .memmap, .npy"
+    )
     take_in.add_argument("--convert", action="store_true", help="copy vectors into float16 shards, half of float32")
     for command in (build, take_in):
         command.add_argument("--passage-tokens", type=int, help="dense: limit, where it is not the profile's")
@@ -122,9 +125,16 @@ def _upload(options: argparse.Namespace) -> None:
 
 
 def _import(options: argparse.Namespace) -> None:
+    corpus, folder = _corpus_and_folder(options)
+    if len(options.sources) == 1 and options.sources[0].is_dir():
+        from retriever_server import lucene_build
+
+        options.retriever = "lucene"
+        lucene_build.import_folder(corpus, folder, options.sources[0])
+        _check(options, corpus, folder)
+        return
     from retriever_server import dense_build
 
-    corpus, folder = _corpus_and_folder(options)
     options.retriever = "dense"
     dense_build.import_vectors(corpus, folder, _encoder(options), options.sources, convert=options.convert)
     _check(options, corpus, folder)

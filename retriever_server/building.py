@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+OFFSETS = "offsets.npy"
+"""Where each line of the corpus starts, so that a start need not read it again."""
 _SETTINGS = "settings.json"
 _REPORT_EVERY_S = 10.0
 
@@ -70,6 +73,18 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("retriever") != kind:
         raise StartError(f"{folder} is no {kind} index: its {MANIFEST} says otherwise")
     return manifest
+
+
+def corpus_of_index(folder: Path, manifest: dict[str, Any], path: Path) -> Corpus:
+    """The corpus that an index was built from, opened by the offsets that the index keeps.
+
+    Raises:
+        StartError: `path` is another corpus.
+    """
+    corpus = Corpus.reopen(path, np.load(folder / OFFSETS, mmap_mode="r"), complete=manifest["complete"])
+    if corpus.fingerprint != manifest["corpus"]:
+        raise StartError(f"the index {folder} was built for another corpus than {path}")
+    return corpus
 
 
 class Progress:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever_server.building import read_manifest
+from retriever_server.building import corpus_of_index, read_manifest
 from retriever_server.corpus import Corpus
 from retriever_server.encoder import PROFILES, Encoder, Profile
 from retriever_server.errors import StartError
@@ -20,7 +20,6 @@ from retriever_server.torch_index import TorchIndex
 from retriever_server.vectors import Vectors
 
 FAISS_FILE = "index.faiss"
-OFFSETS = "offsets.npy"
 
 
 class VectorIndex(Protocol):
@@ -92,10 +91,7 @@ def load(
         StartError: the corpus or the encoder is another one, or the index is damaged.
     """
     manifest = read_manifest(folder, "dense")
-    offsets = np.load(folder / OFFSETS, mmap_mode="r")
-    corpus = Corpus.reopen(corpus_path, offsets, complete=manifest["complete"])
-    if corpus.fingerprint != manifest["corpus"]:
-        raise StartError(f"the index {folder} was built for another corpus than {corpus_path}")
+    corpus = corpus_of_index(folder, manifest, corpus_path)
     index = open_index(folder, manifest, backend=backend, devices=devices, parameters=parameters, gpus=faiss_gpus)
     if len(index) != len(corpus):
         raise StartError(f"the index {folder} is damaged: {len(index):,} vectors for {len(corpus):,} passages")

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retriever_server import faiss_index
-from retriever_server.building import Progress, begin, finish, new_array_file
+from retriever_server.building import OFFSETS, Progress, begin, finish, new_array_file
 from retriever_server.corpus import Corpus
-from retriever_server.dense import FAISS_FILE, OFFSETS
+from retriever_server.dense import FAISS_FILE
 from retriever_server.encoder import Encoder
 from retriever_server.errors import StartError
 from retriever_server.vectors import Vectors

@@ -95,12 +95,11 @@ def _load(options: argparse.Namespace, kind: str, index: Path | None) -> Retriev
     if index is None:
         raise StartError(f"--index is missing: {kind} opens one that build_index or others have made")
     if kind == "lucene":
-        from retriever_server.corpus import Corpus
-        from retriever_server.lucene import LuceneRetriever
+        from retriever_server.lucene import LuceneRetriever, open_corpus
 
         return LuceneRetriever(
             index,
-            None if options.corpus is None else Corpus.open(options.corpus),
+            None if options.corpus is None else open_corpus(index, options.corpus),
             jar=options.anserini_jar,
             k1=0.9 if options.k1 is None else options.k1,
             b=0.4 if options.b is None else options.b,

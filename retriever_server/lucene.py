@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from retriever_server.building import MANIFEST, read_manifest
+from retriever_server.building import MANIFEST, OFFSETS, corpus_of_index, read_manifest
 from retriever_server.corpus import Corpus, RowById, with_contents
 from retriever_server.errors import StartError
 from retriever_server.retriever import ScoredPassage
@@ -153,6 +153,13 @@ class LuceneRetriever:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "it said nothing"
+
+
+def open_corpus(index: Path, path: Path) -> Corpus:
+    """By the line offsets where the index keeps them; else by reading all of it."""
+    if (index / OFFSETS).exists():
+        return corpus_of_index(index, read_manifest(index, "lucene"), path)
+    return Corpus.open(path)
 
 
 def find_jar(named: Path | None = None) -> Path:

@@ -1,5 +1,5 @@
 """Builds a Lucene index by Anserini's own indexer, from a corpus cut into one file a thread (it gives a file to a
-thread, so that a single file keeps one busy)."""
+thread, so that a single file keeps one busy); and takes in a Lucene folder that others have built."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import orjson
 
-from retriever_server.building import MANIFEST, Progress, begin, write_whole
+from retriever_server.building import MANIFEST, OFFSETS, Progress, begin, write_whole
 from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
-from retriever_server.lucene import find_jar, find_java, java_environment
+from retriever_server.lucene import commit_fingerprint, find_jar, find_java, java_environment
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +52,35 @@ def build(
     if done.returncode or not any(index.glob("segments_*")):
         words = done.stderr.strip().splitlines() or ["it said nothing"]
         raise StartError(f"Anserini failed to index {corpus.path}: {words[-1][:300]}")
-    manifest = {
-        "retriever": "lucene",
-        "corpus": corpus.fingerprint,
-        "rows": len(corpus),
-        "stores_raw": store_raw,
-        "analyzer": "Anserini's DefaultEnglishAnalyzer",
-        "jar": jar.name,
-    }
-    write_whole(index / MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+    _describe(index, corpus, stores_raw=store_raw, analyzer="Anserini's DefaultEnglishAnalyzer", jar=jar.name)
     index.rename(folder)
     shutil.rmtree(partial)
+
+
+def import_folder(corpus: Corpus, folder: Path, source: Path) -> None:
+    """Make an index folder of links to somebody's Lucene files, with the corpus's line offsets beside them: without
+    these, every start would read the whole corpus.
+
+    Raises:
+        StartError: `source` is no Lucene folder.
+    """
+    commit_fingerprint(source)
+    partial = begin(folder, {"corpus": corpus.fingerprint, "sources": [str(source.resolve())]})
+    links = partial / "index"
+    shutil.rmtree(links, ignore_errors=True)
+    links.mkdir()
+    for file in source.resolve().iterdir():
+        if file.is_file() and file.suffix != ".lock":
+            (links / file.name).symlink_to(file)
+    _describe(links, corpus, source=str(source.resolve()))
+    links.rename(folder)
+    shutil.rmtree(partial)
+
+
+def _describe(index: Path, corpus: Corpus, **facts: Any) -> None:
+    np.save(index / OFFSETS, corpus.offsets)
+    kind = {"retriever": "lucene", "corpus": corpus.fingerprint, "rows": len(corpus), "complete": corpus.complete}
+    write_whole(index / MANIFEST, orjson.dumps({**kind, **facts}, option=orjson.OPT_INDENT_2))
 
 
 def _cut(corpus: Corpus, parts: Path, num_parts: int) -> None:

@@ -79,6 +79,25 @@ def test_parts_are_imported_by_the_command(corpus: Path, model: str, tmp_path: P
     assert ids(built, "rivers of peru") == ids(taken, "rivers of peru")
 
 
+@needs_lucene
+def test_a_lucene_folder_of_others_is_taken_in_where_it_lies_and_the_corpus_not_read_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    assert main(["--retriever", "lucene", "--corpus", str(corpus), "--index", str(theirs), "--no-verify"]) == 0
+    for name in ("manifest.json", "offsets.npy"):
+        (theirs / name).unlink()
+    assert main(["import", "--corpus", str(corpus), "--index", str(ours), str(theirs)]) == 0
+    assert all(path.is_symlink() for path in ours.glob("segments_*"))
+    monkeypatch.setattr(Corpus, "open", lambda path: pytest.fail("the whole corpus was read"))
+    retriever = load("--retriever", "lucene", "--corpus", str(corpus), "--index", str(ours))
+    assert ids(retriever, json.loads(corpus.read_text().splitlines()[3])["contents"])[0] == "p3"
+    retriever.close()
+    monkeypatch.undo()
+    assert main(["import", "--corpus", str(corpus), "--index", str(tmp_path / "x"), str(tmp_path)]) == 2
+    assert "is no Lucene index" in caplog.text
+
+
 def test_blocks_and_processes_change_nothing_and_an_interrupted_build_goes_on(corpus: Path, tmp_path: Path) -> None:
     opened = Corpus.open(corpus)
     bm25_build.build(opened, tmp_path / "whole")
