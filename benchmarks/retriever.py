@@ -46,6 +46,7 @@ def main() -> None:
     os.sched_setaffinity(0, retriever_load.CORES)
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     results = results if isinstance(results, dict) else {}
+    summaries = []
     for name in options.sections:
         started = time.perf_counter()
         if name in ("http", "dense", "soak"):
@@ -53,9 +54,11 @@ def main() -> None:
         rows = SECTIONS[name].run_section(options.rounds, options.seconds)
         os.sched_setaffinity(0, retriever_load.CORES)
         print(*SECTIONS[name].table(rows), f"({name}: {time.perf_counter() - started:.0f} s)", "", sep="\n", flush=True)
+        summaries.append(f"{name:7} {SECTIONS[name].summary(rows)}")
         results[name] = rows
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(results, indent=1))
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    print(*summaries, sep="\n")
 
 
 if __name__ == "__main__":

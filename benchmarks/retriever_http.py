@@ -96,6 +96,19 @@ def run_section(rounds: int, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
+def summary(rows: list[dict[str, Any]]) -> str:
+    parts = []
+    for load in LOADS:
+        plain, ours, _ = [row for row in rows if row["load"] == load]
+        faster = ours["requests_per_s"] / plain["requests_per_s"]
+        cheaper = plain["cpu_us_per_request"] / ours["cpu_us_per_request"]
+        parts.append(
+            f"{load}: {ours['requests_per_s']:,.0f} requests/s, {faster:.1f} x the plain endpoint's, "
+            f"at {1 / cheaper:.2f} of its CPU time a request"
+        )
+    return "; ".join(parts)
+
+
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         f"{'load':28} {'server':28} {'req/s':>8} {'ratio':>6} {'CPU us':>8} {'ratio':>6} {'p50 ms':>8} {'p99 ms':>8}"

@@ -187,6 +187,15 @@ def run_section(rounds: int, seconds: float) -> list[dict[str, Any]]:
         return [{**found, "alive": process.is_running()}]
 
 
+def summary(rows: list[dict[str, Any]]) -> str:
+    (row,) = rows
+    requests = sum(row["answers"].values())
+    return (
+        f"{row['seconds']:.0f} s: {requests:,} requests, {row['num_wrong']} wrong; alive: {row['alive']}; "
+        f"memory {row['memory_mb_middle']:.0f} then {row['memory_mb_end']:.0f} MB"
+    )
+
+
 def table(rows: list[dict[str, Any]]) -> list[str]:
     (row,) = rows
     answers = ", ".join(f"{kind} {count:,}" for kind, count in row["answers"].items())

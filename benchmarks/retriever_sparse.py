@@ -108,6 +108,14 @@ def _cpu_s() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
 
 
+def summary(rows: list[dict[str, Any]]) -> str:
+    known = [row for row in rows if "skipped" not in row]
+    return "queries/s with 1 and 2 threads: " + "; ".join(
+        f"{engine} {' and '.join(format(row['queries_per_s'], ',.0f') for row in known if row['engine'] == engine)}"
+        for engine in dict.fromkeys(row["engine"] for row in known)
+    )
+
+
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"{'sparse, batches of 256, k=3':44} {'threads':>8} {'q/s':>8} {'CPU us':>8}"]
     for row in rows:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from retriever_server.app import ServerSettings, create_app
+from retriever_server.bm25 import BM25Retriever
 from retriever_server.corpus import Corpus
 from tests.fake_retrievers import StubRetriever
 
@@ -130,6 +132,25 @@ def test_skyrl_sends_one_query_as_a_string(client: TestClient) -> None:
     assert len(answer["result"]) == 1
 
 
+def test_verls_search_tool_sends_a_list_and_reads_contents(client: TestClient) -> None:
+    payload = {"queries": ["a", "b"], "topk": 1, "return_scores": True}
+    results = client.post("/retrieve", json=payload).json().get("result", [])
+    assert [[item["document"]["contents"] for item in items] for items in results] == [
+        ['"a"\npassage 0'],
+        ['"b"\npassage 0'],
+    ]
+
+
+def test_agent_lightning_asks_healthz_and_reads_contents_or_title_and_text(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "a capital"}\n')
+    with TestClient(create_app(BM25Retriever.build(Corpus.open(tmp_path / "corpus.jsonl")))) as client:
+        assert client.get("/healthz").status_code == 200
+        answer = client.post("/retrieve", json={"queries": ["capital"], "topk": 1, "return_scores": True}).json()
+    (item,) = answer["result"][0]
+    assert item["document"]["contents"] == '"Oslo"\na capital'
+    assert (item["document"]["title"], item["document"]["text"]) == ("Oslo", "a capital")
+
+
 def test_slime_reads_bare_documents(client: TestClient) -> None:
     answer = client.post("/retrieve", json={"queries": ["a"], "topk": 2, "return_scores": False}).json()
     assert [found["contents"] for found in answer["result"][0]] == ['"a"\npassage 0', '"a"\npassage 1']
@@ -176,8 +197,6 @@ def test_unknown_routes_and_methods_are_json_errors(client: TestClient) -> None:
 def test_documents_pass_through_byte_for_byte(tmp_path: Any) -> None:
     line = b'{"id":"1","contents":"caf\\u00e9 fox","big":12345678901234567890123,"pi":3.140,"nested":{"a":[1, 2]}}'
     (tmp_path / "c.jsonl").write_bytes(line)
-    from retriever_server.bm25 import BM25Retriever
-
     retriever = BM25Retriever.build(Corpus.open(tmp_path / "c.jsonl"))
     with TestClient(create_app(retriever)) as client:
         answer = client.post("/retrieve", json={"queries": ["fox"], "topk": 1})
