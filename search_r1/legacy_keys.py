@@ -1,6 +1,7 @@
 """Search-R1's own override names, translated: people bring their launch scripts along.
 
-A key maps to ours, to a function that rewrites key and value, or to the sentence that says why it is gone.
+A key maps to ours, to a function that rewrites key and value, or to the sentence that says why it is gone. What of
+their groups is not listed is refused: trained without it, a script would mean something else.
 """
 
 from __future__ import annotations
@@ -38,7 +39,30 @@ def _files(key: str) -> Rewrite:
 
 
 def _tracking(value: str) -> str:
-    return f"tracking.backends={value}"
+    return f"tracking.backends={value if value.startswith('[') else f'[{value}]'}"
+
+
+def _every(key: str) -> Rewrite:
+    """-1 means never, which is 0 here."""
+    return lambda value: f"{key}={'0' if value == '-1' else value}"
+
+
+def _refused_if_true(key: str, remedy: str) -> Rewrite:
+    """Asks for what another command does; false asks for nothing."""
+
+    def rewrite(value: str) -> str:
+        if value.lower() != "false":
+            raise ConfigError(f"{key}={value}: {remedy}")
+        return ""
+
+    return rewrite
+
+
+def _format_reward(theirs: str, ours: str) -> Rewrite:
+    def rewrite(value: str) -> str:
+        raise ConfigError(f"reward_model.{theirs}={value}: set reward.function=em_format and reward.{ours}={value}")
+
+    return rewrite
 
 
 def _engine(value: str) -> str:
@@ -86,7 +110,10 @@ LEGACY_KEYS: dict[str, str | Rewrite] = {
     "actor_rollout_ref.rollout.n_agent": "rollout.group_size",
     "actor_rollout_ref.rollout.temperature": "rollout.temperature",
     "actor_rollout_ref.rollout.top_p": "rollout.top_p",
+    "actor_rollout_ref.rollout.enforce_eager": "engine.enforce_eager",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.max_num_batched_tokens": "engine.max_batch_tokens",
+    "actor_rollout_ref.rollout.max_num_seqs": "engine.max_batch_size",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "engine.tensor_parallel_size",
     "critic.optim.lr_warmup_steps_ratio": "critic.optim.warmup_ratio",
     "critic.model.path": "model.critic_path",
@@ -95,17 +122,15 @@ LEGACY_KEYS: dict[str, str | Rewrite] = {
     "trainer.critic_warmup": "critic.warmup_steps",
     "trainer.total_training_steps": "trainer.total_steps",
     "trainer.total_epochs": "trainer.epochs",
-    "trainer.save_freq": "trainer.save_every_steps",
-    "trainer.test_freq": "validation.every_steps",
+    "trainer.save_freq": _every("trainer.save_every_steps"),
+    "trainer.test_freq": _every("validation.every_steps"),
     "trainer.logger": _tracking,
     "trainer.project_name": "tracking.project",
     "trainer.experiment_name": "tracking.run_name",
     "trainer.default_local_dir": "run_dir",
-    "+trainer.val_before_train": "validation.before_training",
     "trainer.val_before_train": "validation.before_training",
     "trainer.default_hdfs_dir": "no upload to HDFS: checkpoints are written to run_dir",
-    "+trainer.val_only": "use ./evaluate.sh",
-    "trainer.val_only": "use ./evaluate.sh",
+    "trainer.val_only": _refused_if_true("trainer.val_only", "use ./evaluate.sh, which needs no trainer"),
     "trainer.n_gpus_per_node": "workers are counted over all nodes: cluster.num_workers and cluster.gpus_per_worker=1",
     "trainer.nnodes": "workers are counted over all nodes: cluster.num_workers",
     "data.train_data_num": "write a smaller parquet with data_prep.qa --limit",
@@ -114,12 +139,32 @@ LEGACY_KEYS: dict[str, str | Rewrite] = {
     "do_search": "searching is what the search environment does; rollout.max_turns=0 never searches",
     "actor_rollout_ref.actor.state_masking": "observations are never trained on",
     "actor_rollout_ref.model.use_remove_padding": "micro-batches are cut to their length already",
+    "critic.model.use_remove_padding": "micro-batches are cut to their length already",
+    "critic.model.enable_gradient_checkpointing": "model.gradient_checkpointing holds for the critic too",
     "actor_rollout_ref.actor.use_dynamic_bsz": "micro-batches always follow a token budget",
     "actor_rollout_ref.actor.ppo_micro_batch_size": "set policy.max_tokens_per_micro_batch (tokens a worker)",
     "critic.ppo_micro_batch_size": "set critic.max_tokens_per_micro_batch (tokens a worker)",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size": "log-probs follow policy.max_tokens_per_micro_batch",
     "actor_rollout_ref.ref.log_prob_micro_batch_size": "log-probs follow policy.max_tokens_per_micro_batch",
+    **{
+        f"{role}.fsdp_config.{what}_offload": "policy.offload_while_generating moves weights and optimizers away"
+        for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model")
+        for what in ("param", "grad", "optimizer")
+    },
+    "reranker.do_rerank": _refused_if_true(
+        "reranker.do_rerank",
+        "the retrieval server reranks, see docs/retriever.md; leave reranker.* out, and let retriever.topk count the "
+        "passages that are shown",
+    ),
+    "reranker.url": "the retrieval server reranks",
+    "reranker.topk": "the retrieval server reranks",
+    "reward_model.structure_format_score": _format_reward("structure_format_score", "structure_score"),
+    "reward_model.final_format_score": _format_reward("final_format_score", "format_score"),
+    "reward_model.retrieval_score": _format_reward("retrieval_score", "retrieval_score"),
 }
+
+_THEIR_GROUPS = ("actor_rollout_ref.", "reward_model.", "critic.model.", "reranker.")
+_N, _N_AGENT = "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.n_agent"
 
 
 def translate(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -127,12 +172,18 @@ def translate(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Returns:
         The overrides in our names, and one sentence a translation.
+
+    Raises:
+        ConfigError: it asks for what this framework does not do, or does another way.
     """
     translated, notes = [], []
-    for override in overrides:
+    for override in _with_one_group_size(overrides):
         key, separator, value = override.partition("=")
+        key = key.lstrip("+")
         target = LEGACY_KEYS.get(key) if separator else None
         if target is None:
+            if key.startswith(_THEIR_GROUPS):
+                raise ConfigError(f"{override}: there is no such setting here; leave it out, or see configs/base.yaml")
             translated.append(override)
             continue
         if callable(target):
@@ -142,7 +193,19 @@ def translate(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         else:
             ours = f"{target}={value}"
-        translated.append(ours)
-        if ours.partition("=")[0] != key:
+        if ours:
+            translated.append(ours)
+        if ours and ours.partition("=")[0] != key:
             notes.append(f"{override} became {ours}")
-    return translated, notes
+    return translated, list(dict.fromkeys(notes))
+
+
+def _with_one_group_size(overrides: Sequence[str]) -> list[str]:
+    """Upstream's group size is `n_agent`, with an `n` of 1 beside it; without `n_agent` it is `n`."""
+    values = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    n, n_agent = values.get(_N), values.get(_N_AGENT)
+    if n is None or n_agent is None:
+        return list(overrides)
+    if n not in ("1", n_agent):
+        raise ConfigError(f"{_N}={n} and {_N_AGENT}={n_agent}: both are rollout.group_size here; give one of them")
+    return [override for override in overrides if override.lstrip("+").partition("=")[0] != _N]
