@@ -40,7 +40,7 @@ class Stages:
         return self._staged is not None
 
     async def prepare(self, queries: Sequence[str], top_k: int) -> Any:
-        """The first of two stages; None where it failed, so that `search` does all."""
+        """The first of two stages. What it returns, also where it failed, is for `search` alone."""
         return await self._run(0, self._prepare, queries, top_k)
 
     async def search(self, queries: Sequence[str], prepared: Any, top_k: int) -> list[Outcome]:
@@ -62,6 +62,8 @@ class Stages:
         try:
             with self._first_stage:
                 return self._staged.prepare(queries, top_k)
+        except RequestError as error:  # an engine behind the retriever is down
+            return error
         except Exception as error:  # noqa: BLE001  # comes up again where each query is tried alone
             logger.warning("stage 1 failed for %d queries: %s", len(queries), error)
             return None
@@ -69,6 +71,8 @@ class Stages:
     def _search(self, queries: Sequence[str], prepared: Any, top_k: int) -> list[Outcome]:
         if self._staged is None:
             return search_isolating(self._retriever, queries, top_k)
+        if isinstance(prepared, RequestError):
+            return [prepared] * len(queries)
         try:
             if prepared is not None:
                 return list(_one_each(self._staged.complete(queries, prepared, top_k), queries))

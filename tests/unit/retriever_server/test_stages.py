@@ -36,6 +36,8 @@ class TwoStages(StubRetriever):
         try:
             self.threads["encode"].add(threading.current_thread().name)
             self.prepared.append(list(queries))
+            if "down" in queries:
+                raise RequestError(503, "the engine is down", reason="upstream")
             if set(queries) & set(self.fails_to_prepare):
                 raise LookupError("cannot prepare")
             return [query.upper() for query in queries]
@@ -114,6 +116,17 @@ def test_a_query_that_fails_in_either_stage_fails_alone(stage: str) -> None:
                 assert await ticket.future == [[passage(query, 0)]]
 
     run(retriever, scenario)
+
+
+def test_an_engine_that_is_down_is_not_asked_again_for_each_query() -> None:
+    retriever = TwoStages()
+
+    async def scenario(batcher: Batcher) -> None:
+        with pytest.raises(RequestError, match="the engine is down"):
+            await batcher.submit(["a", "down", "b"], 1).future
+
+    run(retriever, scenario)
+    assert retriever.prepared == [["a", "down", "b"]]
 
 
 def test_a_failed_batch_is_tried_again_without_a_second_thread_in_the_first_stage() -> None:
