@@ -112,9 +112,27 @@ def check(config: Config) -> list[str]:
     if policy.dual_clip is not None and policy.dual_clip <= 1:
         raise ConfigError(f"policy.dual_clip={policy.dual_clip} must be above 1 (arXiv:1912.09729 takes 3), or null")
     check_workers(config.sharding, config.cluster, (config.policy.optim.name, config.critic.optim.name))
+    _check_engines(config)
     _check_staleness(config)
     _check_tools(config)
     return _warnings(config)
+
+
+def _check_engines(config: Config) -> None:
+    engine, cluster = config.engine, config.cluster
+    if cluster.gpus_per_worker > 1:
+        raise ConfigError(
+            f"cluster.gpus_per_worker={cluster.gpus_per_worker:g}: a worker computes on one GPU; set it to 1 and "
+            "cluster.num_workers to the GPUs of all nodes that train"
+        )
+    needed = engine.num_engines * engine.tensor_parallel_size
+    if engine.name == "vllm" and 0 < cluster.gpus_per_worker < 1 and needed > cluster.num_workers:
+        raise ConfigError(
+            f"engine.num_engines={engine.num_engines} times engine.tensor_parallel_size={engine.tensor_parallel_size} "
+            f"takes {needed} GPUs, but with cluster.gpus_per_worker={cluster.gpus_per_worker:g} engines share those of "
+            f"cluster.num_workers={cluster.num_workers} workers: lower one of the first two, raise the last, or set "
+            "cluster.gpus_per_worker=1 to give engines GPUs of their own"
+        )
 
 
 def _check_staleness(config: Config) -> None:
@@ -242,6 +260,8 @@ def _warnings(config: Config) -> list[str]:
         found.append("model.critic_path has no effect under GRPO: there is no critic")
     if config.engine.name == "hf" and config.engine.num_engines > 1:
         found.append("engine.num_engines has no effect with engine.name=hf: every training worker has its engine")
+    if config.engine.name == "hf" and config.engine.tensor_parallel_size > 1:
+        found.append("engine.tensor_parallel_size has no effect with engine.name=hf, which keeps a model whole")
     if config.engine.name == "hf" and config.rollout.schedule == "async":
         found.append("rollout.schedule=async gains nothing with engine.name=hf, which decodes in lockstep")
     if algorithm.importance_mask_above and algorithm.importance_cap is None and config.rollout.max_staleness == 0:

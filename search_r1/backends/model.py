@@ -183,6 +183,20 @@ def context_window(path: str, trust_remote_code: bool = False) -> int:
     return int(getattr(_auto_config(path, trust_remote_code), "max_position_embeddings", 1 << 30))
 
 
+def check_tensor_parallel(path: str, size: int, trust_remote_code: bool = False) -> None:
+    """
+    Raises:
+        ConfigError: the attention heads cannot be dealt to `size` GPUs.
+    """
+    heads = int(_auto_config(path, trust_remote_code).num_attention_heads)
+    if heads % size:
+        fitting = ", ".join(str(count) for count in range(1, min(heads, 16) + 1) if heads % count == 0)
+        raise ConfigError(
+            f"engine.tensor_parallel_size={size} does not divide the {heads} attention heads of {path}: set it to one "
+            f"of {fitting}"
+        )
+
+
 def _auto_config(path: str, trust_remote_code: bool) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)

@@ -41,17 +41,25 @@ class EnginePool:
     engine is started in the background; it takes part once it has the current weights.
     """
 
-    def __init__(self, start: Callable[[int], list[Any]], count: int, start_timeout_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        start: Callable[[int], list[Any]],
+        count: int,
+        start_timeout_s: float = 300.0,
+        give_back: Callable[[Any], object] | None = None,
+    ) -> None:
         """
         Args:
             start: Starts this many engine actors, without waiting until they are ready.
             count: Engines of the pool.
             start_timeout_s: Seconds until they must be ready.
+            give_back: Told of each engine that died, before another one is started.
 
         Raises:
             ConfigError: they are not, with what the cluster has.
         """
         self._start = start
+        self._give_back = give_back
         self._start_timeout_s = start_timeout_s
         self._live = start(count)
         self._wait_ready(self._live)
@@ -208,6 +216,8 @@ class EnginePool:
             self._cause = cause
             ray.kill(engine)
             logger.warning("a rollout engine died: %s", cause)
+            if self._give_back is not None:
+                self._give_back(engine)
             if self._restarts_left:
                 self._restarts_left -= 1
                 self._restart()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import RayActorError
 
+from search_r1.cluster.placement import Home
 from search_r1.protocols import RolloutEngine
 from search_r1.rollout.blocking import as_async_engine
 from search_r1.types import Completion, RolloutBatch, SamplingConfig
@@ -33,6 +34,14 @@ class Worker:
         self.world_size = world_size
         self.roles: dict[str, Any] = {}
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+    def home(self) -> Home:
+        context = ray.get_runtime_context()
+        return Home(context.get_node_id(), tuple(map(str, ray.get_gpu_ids())))
+
+    def sees(self, path: str) -> bool:
+        """Whether this worker's node has the file."""
+        return os.path.exists(path)
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and free port for the process group, on this worker's node."""
@@ -118,7 +127,10 @@ def _buckets(weights: Any) -> Iterator[list[tuple[str, torch.Tensor]]]:
 class EngineWorker:
     """A rollout engine in an actor of its own, sampling many contexts at once; weights arrive bucket by bucket."""
 
-    def __init__(self, factory: Callable[[], RolloutEngine]) -> None:
+    def __init__(self, factory: Callable[[], RolloutEngine], shared_gpus: Sequence[str] = ()) -> None:
+        """`shared_gpus`: those of training workers, which Ray gave to them."""
+        if shared_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shared_gpus)
         self.engine = factory()
         self._async_engine = as_async_engine(self.engine)
         self._incoming: queue.Queue[list[tuple[str, torch.Tensor]] | None] = queue.Queue(maxsize=2)

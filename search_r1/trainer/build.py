@@ -193,9 +193,10 @@ def check_inputs(config: Config) -> None:
     Raises:
         ConfigError, RetrieverError: with the remedy.
     """
-    from search_r1.backends.model import check_model_folder, context_window
+    from search_r1.backends.model import check_model_folder, check_tensor_parallel, context_window
 
     check_model_folder(config.model.path)
+    check_tensor_parallel(config.model.path, config.engine.tensor_parallel_size, config.model.trust_remote_code)
     window = context_window(config.model.path, config.model.trust_remote_code)
     if config.rollout.max_prompt_length > window:
         raise ConfigError(
@@ -230,7 +231,7 @@ def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stac
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     check_questions(config, tokenizer, [*train_questions, *val_questions])
     steps = optimizer_steps(config, len(train_questions))
-    build = build_local_roles if config.cluster.launcher == "local" else build_ray_roles
+    build = build_local_roles if config.cluster.launcher == "local" else partial(build_ray_roles, run_path=run_path)
     roles = build(config, tokenizer, steps, stack)
     folder = RunFolder(run_path)
     return Trainer(
@@ -265,7 +266,7 @@ def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], st
     return _roles(config, tokenizer, engine, trainer, sync_weights, stack)
 
 
-def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
+def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack, run_path: Path) -> Roles:
     """Workers on Ray, here or on a cluster."""
     from search_r1.backends.model import sequence_cost
     from search_r1.cluster import placement, remote
@@ -276,15 +277,16 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
     stack.callback(placement.connect(config.cluster))
     group = WorkerGroup(config.cluster, partial(build_worker_roles, config, *steps))
     stack.callback(group.close)
+    group.check_shared(run_path)
     if config.engine.name == "hf":
         engine: RolloutEngine = remote.WorkerEngines(group)
         sync: Any = remote.LocalEngineSync(group)
     else:
-        gpus = float(config.engine.tensor_parallel_size) if config.cluster.gpus_per_worker else 0.0
-        start = partial(
-            start_engines, config.cluster, config.engine.max_batch_size, gpus, partial(build_vllm_engine, config)
-        )
-        engine = EnginePool(start, config.engine.num_engines, config.cluster.start_timeout_s)
+        places = placement.engine_places(config, group.homes)
+        stack.callback(places.close)
+        factory = partial(build_vllm_engine, config)
+        start = partial(start_engines, config.cluster, config.engine.max_batch_size, places, factory)
+        engine = EnginePool(start, config.engine.num_engines, config.cluster.start_timeout_s, places.give_back)
         sync = remote.StreamingSync(group, engine)
         stack.callback(engine.close)
     size = config.rollout.group_size

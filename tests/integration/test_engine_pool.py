@@ -15,6 +15,7 @@ import ray
 import torch
 
 from search_r1.cluster.engine_pool import EnginePool
+from search_r1.cluster.placement import EnginePlaces, Place
 from search_r1.cluster.worker_group import start_engines
 from search_r1.config import ClusterConfig, EnvironmentConfig, RolloutConfig
 from search_r1.environments.search import SearchEnvironment
@@ -44,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_pool(folder: Path) -> Iterator[EnginePool]:
-    pool = EnginePool(partial(start_engines, ClusterConfig(), 64, 0.0, partial(PoolEngine, folder)), 2)
+    places = EnginePlaces([Place()] * 2)
+    start = partial(start_engines, ClusterConfig(), 64, places, partial(PoolEngine, folder))
+    pool = EnginePool(start, 2, give_back=places.give_back)
     yield pool
     pool.close()
 
@@ -136,7 +139,7 @@ def test_without_any_engine_the_error_names_the_cause(tmp_path: Path) -> None:
     def start(count: int) -> list[object]:
         if list(tmp_path.glob("engine-*")):
             raise EngineError("no room for another one")
-        return start_engines(ClusterConfig(), 64, 0.0, partial(PoolEngine, tmp_path), count)
+        return start_engines(ClusterConfig(), 64, EnginePlaces([Place()]), partial(PoolEngine, tmp_path), count)
 
     pool = EnginePool(start, 1)
     with pytest.raises(EngineLostError, match=r"no rollout engine is left: .*no room for another one"):
@@ -144,7 +147,9 @@ def test_without_any_engine_the_error_names_the_cause(tmp_path: Path) -> None:
 
 
 def test_engines_that_the_cluster_has_no_room_for_say_so(tmp_path: Path) -> None:
-    start = partial(start_engines, ClusterConfig(), 64, 2.0, partial(PoolEngine, tmp_path))
+    start = partial(
+        start_engines, ClusterConfig(), 64, EnginePlaces([Place(gpus=2.0)] * 2), partial(PoolEngine, tmp_path)
+    )
     with pytest.raises(ConfigError, match=r"2 rollout engines did not start.*engine\.tensor_parallel_size"):
         EnginePool(start, 2, start_timeout_s=1.0)
 

@@ -114,10 +114,11 @@ def test_what_cannot_overlap_with_the_update_is_refused_with_a_remedy(override: 
         ("data.train_batch_size=8", "one optimizer step"),
         ("sharding.replicas=2", "sharding.name=fsdp2"),
         ("sharding.cpu_offload=true", "sharding.name=fsdp2"),
+        ("engine.tensor_parallel_size=2", "keeps a model whole"),
     ],
 )
 def test_a_setting_without_effect_is_a_warning(override: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
-    compose_config("grpo", [override])
+    compose_config("grpo", ["engine.name=hf", override])
     assert words in caplog.text
 
 
@@ -185,6 +186,22 @@ def test_replicas_must_share_the_workers_evenly() -> None:
     assert compose_config("grpo", [*settings, "cluster.num_workers=4"]).sharding.replicas == 2
     with pytest.raises(ConfigError, match=r"sharding\.replicas=2 does not divide cluster\.num_workers=3"):
         compose_config("grpo", [*settings, "cluster.num_workers=3"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        (["engine.num_engines=3"], "takes 3 GPUs"),
+        (["engine.tensor_parallel_size=4"], "takes 4 GPUs"),
+        (["cluster.gpus_per_worker=8"], "set it to 1 and cluster.num_workers to the GPUs of all nodes"),
+    ],
+)
+def test_engines_that_have_no_gpus_to_share_are_refused_with_a_remedy(settings: list[str], remedy: str) -> None:
+    two = ["engine.name=vllm", "cluster.num_workers=2", "cluster.gpus_per_worker=0.5"]
+    with pytest.raises(ConfigError, match=remedy):
+        compose_config("grpo", [*two, *settings])
+    compose_config("grpo", [*two, "engine.num_engines=2"])
+    compose_config("grpo", [*two, "engine.num_engines=3", "cluster.gpus_per_worker=1"])
 
 
 def test_lora_targets_are_a_name_or_a_list() -> None:
