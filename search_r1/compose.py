@@ -19,6 +19,7 @@ from search_r1.config import Config
 from search_r1.config_checks import check
 from search_r1.errors import ConfigError
 from search_r1.legacy_keys import translate
+from search_r1.redaction import redact, shown
 
 logger = logging.getLogger(__name__)
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
@@ -41,7 +42,7 @@ def compose_dict(config_name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Hydra's composition of configs/`config_name`.yaml and the overrides, as plain containers."""
     translated, notes = translate(overrides)
     for note in notes:
-        logger.warning("%s", note)
+        logger.warning("%s", shown(note))
     try:
         with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             composed = hydra.compose(config_name, [_appendable(o) for o in translated])
@@ -69,7 +70,7 @@ def _sentence(error: Mapping[str, Any], schema: type) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "unexpected_keyword_argument":
         return f"unknown key {key}{suggest(key, known_keys(schema))}"
-    return f"{key}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{key}={redact(error['input'], key)!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def known_keys(schema: type, prefix: str = "") -> Iterator[str]:

@@ -16,6 +16,8 @@ from typing import Literal
 
 import httpx
 
+from search_r1.redaction import shown
+
 Level = Literal["ok", "note", "missing"]
 
 INSTALL = "run: make setup"
@@ -97,21 +99,21 @@ def check_disk(path: Path, free_gib: float | None = None) -> Finding:
 
 def check_retriever(url: str, transport: httpx.BaseTransport | None = None) -> Finding:
     """Send one real query, as training would."""
-    start = "start one: ./retrieval_launch.sh --retriever bm25 --corpus CORPUS.jsonl"
+    where, start = shown(url), "start one: ./retrieval_launch.sh --retriever bm25 --corpus CORPUS.jsonl"
     body = {"queries": ["test"], "topk": 1, "return_scores": True}
     try:
         with httpx.Client(transport=transport, timeout=10.0, trust_env=False) as client:
             reply = client.post(url, json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Finding("missing", "retriever", f"{url}: {error or type(error).__name__}", start)
+        return Finding("missing", "retriever", f"{where}: {shown(str(error)) or type(error).__name__}", start)
     if reply.status_code != httpx.codes.OK:
-        return Finding("missing", "retriever", f"{url} answered {reply.status_code}", "the URL ends in /retrieve")
+        return Finding("missing", "retriever", f"{where} answered {reply.status_code}", "the URL ends in /retrieve")
     try:
         result = reply.json()["result"]
         document = result[0][0]["document"]
-        return Finding("ok", "retriever", f"{url}: first passage {str(document.get('contents', document))[:40]!r}")
+        return Finding("ok", "retriever", f"{where}: first passage {str(document.get('contents', document))[:40]!r}")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return Finding("missing", "retriever", f"{url} did not answer with passages", "is it a retrieval server?")
+        return Finding("missing", "retriever", f"{where} did not answer with passages", "is it a retrieval server?")
 
 
 def check_model(path: Path) -> Finding:

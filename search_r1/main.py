@@ -13,6 +13,7 @@ from search_r1.compose import compose_config, to_yaml
 from search_r1.config import Config
 from search_r1.config_checks import check_training
 from search_r1.errors import SearchR1Error
+from search_r1.redaction import redact
 
 HELP = """Settings are key=value overrides of configs/base.yaml, where every key stands with a comment:
   data.train_files=[train.parquet] data.val_files=[test.parquet] model.path=FOLDER
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = compose_config(options.config_name, options.overrides)
         if options.show_config:
-            sys.stdout.write(to_yaml(config))
+            sys.stdout.write(to_yaml(redact(asdict(config))))
             return 0
         if options.show_memory_plan:
             sys.stdout.write(describe_memory(config, options.gpu_gib))
@@ -73,7 +74,7 @@ def train(config: Config) -> dict[str, object]:
     """Run a checked configuration to its end; returns the summary."""
     from search_r1.trainer.build import build_trainer
     from search_r1.trainer.checkpoints import find_resume
-    from search_r1.trainer.run_folder import new_run_path, redact, versions
+    from search_r1.trainer.run_folder import new_run_path, versions
 
     run_path, checkpoint = find_resume(config, new_run_path(config))
     with ExitStack() as stack:

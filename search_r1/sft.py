@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from search_r1.compose import build_config, compose_dict, load_yaml, to_yaml
 from search_r1.errors import ConfigError, SearchR1Error
 from search_r1.llamafactory_keys import translate_llamafactory
+from search_r1.redaction import redact
 from search_r1.sft_config import SFTConfig, check_sft
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
     from search_r1.data.chat_templates import choose_chat_template
     from search_r1.data.sft_examples import read_examples, split_validation
     from search_r1.trainer.build_sft import build_learner
-    from search_r1.trainer.run_folder import redact, versions
+    from search_r1.trainer.run_folder import versions
     from search_r1.trainer.sft_loop import plan_batches
     from search_r1.trainer.sft_run import SFTRun, find_sft_resume
     from search_r1.trainer.tracking import build_trackers

