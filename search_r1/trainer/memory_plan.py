@@ -39,6 +39,10 @@ class Row:
 class MemoryPlan:
     rows: tuple[Row, ...]
     gpu_bytes: float
+    engine_weights: float = 0.0
+    """vLLM: on each GPU of an engine."""
+    engine_cache: float | None = None
+    """vLLM: what its share of a GPU leaves for keys and values, about; None with another engine."""
 
     def total(self, phase: str) -> float:
         return sum(getattr(row, phase) for row in self.rows)
@@ -57,10 +61,17 @@ def memory_plan(config: Config, sizes: Sizes, gpu_bytes: float) -> MemoryPlan:
     rows = [row for role, size in sizes.items() for row in _role_rows(config, role, size)]
     activations = max(_activations(config, size) for role, size in sizes.items() if role != "reference")
     rows.append(Row("activations, about", activations + _LOGITS_BYTES, 0, 0))
-    if engine := _engine(config, sizes["policy"], gpu_bytes):
-        asleep = config.engine.name == "vllm" and config.engine.sleep_while_training
-        rows.append(Row("engine", 0 if asleep else engine, engine, engine))
-    return MemoryPlan(tuple(rows), gpu_bytes)
+    if config.engine.name == "hf":
+        held = _MASTER * sizes["policy"].parameters
+        return MemoryPlan((*rows, Row("engine: weights", held, held, held)), gpu_bytes)
+    engine = config.engine
+    weights = _width(config) * sizes["policy"].parameters / engine.tensor_parallel_size
+    cache = engine.gpu_memory_utilization * gpu_bytes - weights
+    if shares_gpu(config):
+        stays = not engine.sleep_while_training
+        rows.append(Row("engine: weights", weights * stays, weights, weights))
+        rows.append(Row("engine: cache", max(cache, 0) * stays, max(cache, 0) * stays, max(cache, 0)))
+    return MemoryPlan(tuple(rows), gpu_bytes, weights, cache)
 
 
 def _role_rows(config: Config, role: str, size: ModelSize) -> list[Row]:
@@ -98,11 +109,10 @@ def _activations(config: Config, size: ModelSize) -> float:
     return a_layer * size.layers * _ACTIVATION_FACTOR
 
 
-def _engine(config: Config, policy: ModelSize, gpu_bytes: float) -> float:
-    """On the trainer's GPU: vLLM's share where workers leave it room, or the HF engine's weights."""
-    if config.engine.name == "hf":
-        return _MASTER * policy.parameters
-    return config.engine.gpu_memory_utilization * gpu_bytes if shares_gpu(config) else 0.0
+def _width(config: Config) -> int:
+    """Bytes of a weight of the engine."""
+    dtype = config.model.dtype if config.engine.dtype == "auto" else config.engine.dtype
+    return 2 if dtype == "bfloat16" else 4
 
 
 def shares_gpu(config: Config) -> bool:
@@ -191,4 +201,16 @@ def render(plan: MemoryPlan, advice: Sequence[str], assumed: bool = False) -> st
         lines.append(f"It will not fit: {needed}. Set {' '.join(advice)}")
     else:
         lines.append(f"It will not fit: {needed}. No setting is enough: raise cluster.num_workers, or a smaller model")
+    if plan.engine_cache is not None:
+        lines.append(_engine_line(plan))
     return "\n".join(lines) + "\n"
+
+
+def _engine_line(plan: MemoryPlan) -> str:
+    held = f"{plan.engine_weights / GIB:.2f} GiB of weights on each of its GPUs"
+    if plan.engine_cache is not None and plan.engine_cache > 0:
+        return f"An engine holds {held} and leaves about {plan.engine_cache / GIB:.2f} GiB for its cache."
+    return (
+        f"An engine will not start: {held} leave no room for its cache. Raise engine.gpu_memory_utilization or "
+        "engine.tensor_parallel_size"
+    )

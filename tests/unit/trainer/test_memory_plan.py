@@ -51,15 +51,29 @@ def test_adapters_alone_need_gradients_and_moments() -> None:
 
 def test_engine_and_trainer_take_turns_where_asked_to() -> None:
     shared = configured("cluster.gpus_per_worker=0.5", "engine.gpu_memory_utilization=0.5")
-    assert row(shared, "engine").training == row(shared, "engine").generating == 40 * GIB
+    for phase in ("training", "sync", "generating"):
+        engine = [getattr(row(shared, name), phase) for name in ("engine: weights", "engine: cache")]
+        assert engine == [4 * 7.6e9, 40 * GIB - 4 * 7.6e9]
     turns = configured(
         "cluster.gpus_per_worker=0.5", "engine.sleep_while_training=true", "policy.offload_while_generating=true"
     )
-    assert row(turns, "engine").training == 0
+    assert row(turns, "engine: weights").training == row(turns, "engine: cache").training == 0
     assert row(turns, "policy: weights").generating == 0
-    assert row(turns, "engine").sync > 0
+    assert row(turns, "engine: weights").sync > 0
+    assert row(turns, "engine: cache").sync == 0, "it wakes for its weights first"
     assert row(turns, "policy: weights").sync > 0
-    assert not any(r.name == "engine" for r in memory_plan(configured(), SIZES, 80 * GIB).rows)
+    assert not any(r.name.startswith("engine") for r in memory_plan(configured(), SIZES, 80 * GIB).rows)
+
+
+def test_an_engine_on_gpus_of_its_own_is_told_its_weights_and_what_is_left_for_its_cache() -> None:
+    config = configured("model.dtype=bfloat16", "engine.tensor_parallel_size=2", "engine.gpu_memory_utilization=0.5")
+    plan = memory_plan(config, SIZES, 80 * GIB)
+    assert plan.engine_weights == 7.6e9
+    assert plan.engine_cache == 40 * GIB - 7.6e9
+    assert "7.08 GiB of weights on each of its GPUs and leaves about 32.92 GiB for its cache" in render(plan, [])
+    crowded = render(memory_plan(config, SIZES, 14 * GIB), [])
+    assert "An engine will not start" in crowded
+    assert "engine.gpu_memory_utilization or engine.tensor_parallel_size" in crowded
 
 
 def test_a_plan_that_does_not_fit_names_settings_that_make_it_fit() -> None:
