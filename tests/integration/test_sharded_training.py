@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from search_r1.backends.critic import LocalCritic
 from search_r1.backends.policy import LocalPolicy, build_reference
@@ -41,10 +42,8 @@ CASES = {
     "hybrid": Case(replace(FULL, replicas=2)),
     "replicas only": Case(replace(FULL, replicas=4)),
     "offloaded": Case(replace(FULL, cpu_offload=True)),
-    "packed": Case(FULL, packing="packed"),
+    "untied packed": Case(FULL, packing="packed", model="untied"),
     "lora": Case(FULL, rank=4),
-    "hybrid lora": Case(replace(FULL, replicas=2), rank=4),
-    "untied": Case(FULL, model="untied"),
     "untied hybrid lora": Case(replace(FULL, replicas=2), rank=4, model="untied"),
     "half": Case(FULL, dtype="bfloat16"),
 }
@@ -87,6 +86,19 @@ def train(config: Config, sharding: Any, world: int, rank: int, folder: str) -> 
     return results
 
 
+class Traffic(TorchDispatchMode):
+    """Writes down every operation between processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.operations.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def worker(rank: int, path: str, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
@@ -94,7 +106,15 @@ def worker(rank: int, path: str, folder: str) -> None:
     for name, case in CASES.items():
         sharding = build_sharding(case.sharding, case.dtype)
         results[name] = train(config_of(path, case, rank), sharding, WORLD, rank, f"{folder}/{name}")
-    resumed = LocalPolicy(config_of(path, CASES["hybrid"], rank), build_sharding(CASES["hybrid"].sharding), 10)
+    small = with_policy(config_of(path, CASES["hybrid"], rank), max_tokens_per_micro_batch=14)
+    resumed = LocalPolicy(small, build_sharding(CASES["hybrid"].sharding), 10)
+    (share,) = make_shares(BATCHES[0], 100, WORLD)[rank]
+    with Traffic() as traffic:
+        resumed.update_shares([share])
+    results["traffic"] = {
+        "reductions": sum("reduce_scatter" in name for name in traffic.operations),
+        "micro-batches": len(resumed.layout.rows(share.batch.rollout)),
+    }
     dist.barrier()
     resumed.load(f"{folder}/full/policy")
     results["resumed"] = {"weights": dict(resumed.weights())}
@@ -159,11 +179,20 @@ def test_a_sharded_checkpoint_loads_into_another_sharding_and_into_one_process(
     results, folder = sharded
     for result in results:
         assert distance(result["resumed"]["weights"], result["full"]["weights"]) == 0
-    for name in ("full", "hybrid lora"):
+    for name in ("full", "untied hybrid lora"):
         alone = LocalPolicy(config_of(model, CASES[name]), Replicated(), 10)
         alone.load(f"{folder}/{name}/policy")
         assert distance(dict(alone.weights()), results[0][name]["weights"]) < 1e-6
         assert alone.update(BATCHES[0])["actor/grad_norm"] > 0
+
+
+def test_gradients_are_reduced_once_a_step_however_many_micro_batches_there_are(
+    sharded: tuple[list[Results], Path],
+) -> None:
+    traffic = [results["traffic"] for results in sharded[0]]
+    assert max(counts["micro-batches"] for counts in traffic) > 1
+    units = 3  # two layers, and what lies around them
+    assert [counts["reductions"] for counts in traffic] == [units] * WORLD
 
 
 def test_fsdp2_on_a_single_worker_needs_no_process_group(model: str, tmp_path: Path) -> None:
