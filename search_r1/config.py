@@ -113,14 +113,21 @@ class EngineConfig:
     """HF: cached tokens at a time (rows times length); vLLM: its max_num_batched_tokens. None: no further limit."""
     gpu_memory_utilization: float = 0.5
     timeout_s: float = 600.0
-    """Of one completion in the asynchronous schedule; a trajectory that waits longer is VOID."""
+    """Of one completion in the asynchronous schedule, of a turn of all in lockstep, of a weight transfer between GPUs.
+
+    A trajectory that waits longer is VOID.
+    """
     cpu_cache_gib: float = 2.0
     """vLLM on a CPU: GiB of key/value cache."""
     enforce_eager: bool = False
     max_parity_error: float = 0.05
-    """Largest mean absolute difference between engine and trainer log-probs of a step's sampled tokens."""
+    """Largest mean absolute difference between engine and trainer log-probs of the same tokens."""
     sleep_while_training: bool = False
     """vLLM on a GPU: give its memory back until the next rollout."""
+    sleep_level: Literal[1, 2] = 1
+    """1 keeps a copy of the engine's weights in host memory, 2 gives them up and sends them again."""
+    weight_transfer: Literal["auto", "shm", "ipc", "nccl"] = "auto"
+    """vLLM: `shm` through host memory, `ipc` where engine and worker share a GPU, `nccl` where they have their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from search_r1.config import ClusterConfig, Config, RolloutConfig, ShardingConfig
+from search_r1.config import ClusterConfig, Config, OptimConfig, RolloutConfig, ShardingConfig
 from search_r1.errors import ConfigError
 
 _POSITIVE = (
     "data.train_batch_size",
     "data.val_batch_size",
+    "data.max_val_questions",
     "rollout.group_size",
     "rollout.max_start_length",
     "rollout.max_response_length",
@@ -18,7 +20,12 @@ _POSITIVE = (
     "engine.num_engines",
     "engine.tensor_parallel_size",
     "engine.max_batch_size",
+    "engine.max_batch_tokens",
     "engine.timeout_s",
+    "engine.cpu_cache_gib",
+    "validation.top_p",
+    "algorithm.kl_target",
+    "algorithm.kl_horizon",
     "rollout.max_concurrent_searches",
     "environment.top_k",
     "environment.timeout_s",
@@ -35,14 +42,17 @@ _POSITIVE = (
     "critic.epochs",
     "critic.max_tokens_per_micro_batch",
     "critic.optim.max_grad_norm",
+    "critic.clip_value",
     "cluster.num_workers",
     "cluster.cpus_per_worker",
+    "cluster.start_timeout_s",
     "trainer.epochs",
     "trainer.keep_checkpoints",
     "trainer.max_bad_steps",
     "sharding.replicas",
     "model.lora.alpha",
 )
+"""None passes here and below: it stands for no limit or another default."""
 _NOT_NEGATIVE = (
     "rollout.max_turns",
     "rollout.max_staleness",
@@ -56,7 +66,9 @@ _NOT_NEGATIVE = (
     "policy.optim.lr",
     "policy.optim.weight_decay",
     "policy.entropy_coef",
+    "policy.clip_ratio_high",
     "critic.optim.lr",
+    "critic.optim.weight_decay",
     "critic.warmup_steps",
     "trainer.save_every_steps",
     "cluster.gpus_per_worker",
@@ -71,6 +83,8 @@ _SHARES = (
     "algorithm.lam",
     "policy.optim.warmup_ratio",
     "critic.optim.warmup_ratio",
+    "policy.optim.min_lr_ratio",
+    "critic.optim.min_lr_ratio",
     "policy.clip_ratio",
 )
 
@@ -93,6 +107,9 @@ def check(config: Config) -> list[str]:
         ConfigError: with key, value and remedy.
     """
     _check_ranges(config)
+    check_seed(config.seed)
+    check_optim(config.policy.optim, "policy.optim")
+    check_optim(config.critic.optim, "critic.optim")
     _check_lengths(config.rollout)
     algorithm, policy, rollout = config.algorithm, config.policy, config.rollout
     if rollout.temperature == 0:
@@ -112,6 +129,7 @@ def check(config: Config) -> list[str]:
     if policy.dual_clip is not None and policy.dual_clip <= 1:
         raise ConfigError(f"policy.dual_clip={policy.dual_clip} must be above 1 (arXiv:1912.09729 takes 3), or null")
     check_workers(config.sharding, config.cluster, (config.policy.optim.name, config.critic.optim.name))
+    _check_weight_transfer(config)
     _check_engines(config)
     _check_staleness(config)
     _check_tools(config)
@@ -203,8 +221,47 @@ def check_workers(sharding: ShardingConfig, cluster: ClusterConfig, optimizers: 
         )
 
 
-def check_training(config: Config) -> None:
-    """Rules for training only: what evaluation does not need."""
+def _check_weight_transfer(config: Config) -> None:
+    way, cluster = config.engine.weight_transfer, config.cluster
+    if way == "nccl" and cluster.launcher == "local":
+        raise ConfigError(
+            "engine.weight_transfer=nccl joins the GPUs of several processes, and cluster.launcher=local has one: set "
+            "it to auto, or cluster.launcher=ray"
+        )
+    if way in ("ipc", "nccl") and cluster.launcher == "ray" and cluster.gpus_per_worker == 0:
+        raise ConfigError(
+            f"engine.weight_transfer={way} goes from GPU to GPU, and cluster.gpus_per_worker=0 gives the workers none: "
+            "set it to auto, or cluster.gpus_per_worker above 0"
+        )
+
+
+def check_seed(seed: int) -> None:
+    """
+    Raises:
+        ConfigError: no seed that every library takes.
+    """
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed={seed} must lie between 0 and {2**31 - 1:,}")
+
+
+def check_optim(optim: OptimConfig, name: str) -> None:
+    """
+    Raises:
+        ConfigError: moments that do not decay.
+    """
+    if not all(0 <= beta < 1 for beta in optim.betas):
+        raise ConfigError(f"{name}.betas={list(optim.betas)}: both must be at least 0 and below 1")
+
+
+def check_training(config: Config) -> list[str]:
+    """Rules for training only: what evaluation does not need.
+
+    Returns:
+        Warnings, as `check` does.
+
+    Raises:
+        ConfigError: with key, value and remedy.
+    """
     _require(config.model.path, "model.path", "a Hugging Face folder or hub name")
     _require(config.data.train_files, "data.train_files", "a parquet file of training questions (see data_prep.qa)")
     _require(config.data.val_files, "data.val_files", "a parquet file of validation questions (see data_prep.qa)")
@@ -214,6 +271,7 @@ def check_training(config: Config) -> None:
         )
     if config.trainer.total_steps is not None and config.trainer.total_steps < 1:
         raise ConfigError(f"trainer.total_steps={config.trainer.total_steps} must be at least 1, or null for epochs")
+    return training_warnings(config)
 
 
 def _require(value: str | Sequence[str], key: str, what: str) -> None:
@@ -223,11 +281,13 @@ def _require(value: str | Sequence[str], key: str, what: str) -> None:
 
 def _check_ranges(config: Config) -> None:
     for key in _POSITIVE:
-        if value_of(config, key) <= 0:
-            raise ConfigError(f"{key}={value_of(config, key)} must be above 0")
+        value = value_of(config, key)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{key}={value} must be above 0 and finite")
     for key in _NOT_NEGATIVE:
-        if value_of(config, key) < 0:
-            raise ConfigError(f"{key}={value_of(config, key)} must not be negative")
+        value = value_of(config, key)
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError(f"{key}={value} must not be negative, and must be finite")
     for key in _SHARES:
         if not 0 <= value_of(config, key) <= 1:
             raise ConfigError(f"{key}={value_of(config, key)} must lie between 0 and 1")
@@ -252,12 +312,6 @@ def full_context_length(rollout: RolloutConfig) -> int:
 def _warnings(config: Config) -> list[str]:
     found = []
     algorithm = config.algorithm
-    if algorithm.advantage == "grpo" and config.rollout.group_size == 1:
-        found.append("rollout.group_size=1 under GRPO gives every trajectory the advantage 0: nothing is learned")
-    if algorithm.advantage == "grpo" and config.critic.warmup_steps:
-        found.append("critic.warmup_steps has no effect under GRPO: there is no critic")
-    if algorithm.advantage == "grpo" and config.model.critic_path:
-        found.append("model.critic_path has no effect under GRPO: there is no critic")
     if config.engine.name == "hf" and config.engine.num_engines > 1:
         found.append("engine.num_engines has no effect with engine.name=hf: every training worker has its engine")
     if config.engine.name == "hf" and config.engine.tensor_parallel_size > 1:
@@ -274,6 +328,10 @@ def _warnings(config: Config) -> list[str]:
             found.append(f"{key} has no effect with sharding.name=none: set sharding.name=fsdp2")
     if config.engine.sleep_while_training and config.engine.name == "hf":
         found.append("engine.sleep_while_training has no effect with engine.name=hf, whose cache is freed anyway")
+    if config.engine.sleep_level != 1 and not config.engine.sleep_while_training:
+        found.append("engine.sleep_level has no effect with engine.sleep_while_training=false")
+    if config.engine.weight_transfer != "auto" and config.engine.name == "hf":
+        found.append("engine.weight_transfer has no effect with engine.name=hf, which shares a process with the policy")
     if config.policy.offload_while_generating and config.sharding.cpu_offload:
         found.append("policy.offload_while_generating has no effect with sharding.cpu_offload: nothing is on the GPU")
     if config.environment.name == "search":
@@ -282,6 +340,19 @@ def _warnings(config: Config) -> list[str]:
             for key in ("tools", "forced_opening")
             if getattr(config.environment, key)
         ]
+    return found
+
+
+def training_warnings(config: Config) -> list[str]:
+    """Settings that make training do nothing, or less than they say."""
+    found = []
+    is_grpo = config.algorithm.advantage == "grpo"
+    if is_grpo and config.rollout.group_size == 1:
+        found.append("rollout.group_size=1 under GRPO gives every trajectory the advantage 0: nothing is learned")
+    if is_grpo and config.critic.warmup_steps:
+        found.append("critic.warmup_steps has no effect under GRPO: there is no critic")
+    if is_grpo and config.model.critic_path:
+        found.append("model.critic_path has no effect under GRPO: there is no critic")
     if config.data.train_batch_size < config.policy.mini_batch_size:
         found.append(
             f"policy.mini_batch_size={config.policy.mini_batch_size} is above data.train_batch_size="

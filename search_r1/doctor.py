@@ -22,6 +22,7 @@ Level = Literal["ok", "note", "missing"]
 
 INSTALL = "run: make setup"
 PACKAGES = ("torch", "transformers", "ray", "hydra-core", "pyarrow", "bm25s", "fastapi")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 NEEDED_DISK_GIB = 10
 
 
@@ -110,6 +111,8 @@ def check_retriever(url: str, transport: httpx.BaseTransport | None = None) -> F
         return Finding("missing", "retriever", f"{where} answered {reply.status_code}", "the URL ends in /retrieve")
     try:
         result = reply.json()["result"]
+        if result == [[]]:
+            return Finding("ok", "retriever", f"{where} answers, and has no passage for 'test'")
         document = result[0][0]["document"]
         return Finding("ok", "retriever", f"{where}: first passage {str(document.get('contents', document))[:40]!r}")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
@@ -124,9 +127,9 @@ def check_model(path: Path) -> Finding:
         kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type", "of unknown type")
     except (OSError, ValueError) as error:
         return Finding("missing", "model", f"{path}: no readable config.json ({error})", "save it by save_pretrained")
-    if not (any(path.glob("*.safetensors")) or any(path.glob("*.bin"))):
+    if not any(path.glob("*.safetensors")):
         return Finding("missing", "model", f"{path} has no weights (*.safetensors)", "save it by save_pretrained")
-    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+    if not any((path / name).exists() for name in _TOKENIZER_FILES):
         return Finding("missing", "model", f"{path} has no tokenizer", "tokenizer.save_pretrained into the same folder")
     return Finding("ok", "model", f"{kind} in {path}")
 

@@ -19,7 +19,7 @@ from search_r1.config import Config
 from search_r1.errors import ConfigError, SearchR1Error
 from search_r1.evaluate import SHORT, expand
 from search_r1.prompts import normalize_question, prompt_messages
-from search_r1.types import Prompt, Question, SamplingConfig, Trajectory
+from search_r1.types import Prompt, Question, Trajectory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +55,7 @@ def answers(config: Config, questions: Sequence[str] | Iterator[str], template: 
     """
     from search_r1.backends.tokenizer import load_tokenizer
     from search_r1.trainer.build import build_engine, build_rollouts, check_inputs
+    from search_r1.trainer.validation import validation_sampling
 
     if not config.model.path:
         raise ConfigError("model.path is not set: give model=FOLDER")
@@ -63,12 +64,11 @@ def answers(config: Config, questions: Sequence[str] | Iterator[str], template: 
         engine = build_engine(config)
         stack.callback(engine.close)
         rollouts = build_rollouts(config, engine, load_tokenizer(config.model.path, config.model.trust_remote_code))
-        sampling = SamplingConfig(config.rollout.max_response_length, config.validation.temperature)
         for number, text in enumerate(filter(None, questions)):
             messages = tuple(prompt_messages(template, text))
             question = Question(f"asked/{number}", "asked", normalize_question(text), messages, ())
             prompt = Prompt(question, 0, rollouts.encode_prompt(question))
-            yield rollouts.manager.run_llm_loop([prompt], sampling)[0]
+            yield rollouts.manager.run_llm_loop([prompt], validation_sampling(config, number))[0]
 
 
 def show(trajectory: Trajectory, console: Console) -> None:

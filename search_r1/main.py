@@ -15,6 +15,7 @@ from search_r1.config_checks import check_training
 from search_r1.errors import SearchR1Error
 from search_r1.redaction import redact
 
+logger = logging.getLogger(__name__)
 HELP = """Settings are key=value overrides of configs/base.yaml, where every key stands with a comment:
   data.train_files=[train.parquet] data.val_files=[test.parquet] model.path=FOLDER
   environment.retriever_urls=[http://127.0.0.1:8000/retrieve] trainer.total_steps=100
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.show_memory_plan:
             sys.stdout.write(describe_memory(config, options.gpu_gib))
             return 0
-        check_training(config)
+        for warning in check_training(config):
+            logger.warning("%s", warning)
         if config.cluster.gpus_per_worker:
             sys.stderr.write(describe_memory(config, options.gpu_gib))
         train(config)

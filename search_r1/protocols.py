@@ -52,6 +52,34 @@ class RolloutEngine(Protocol):
     def close(self) -> None: ...
 
 
+class ScoringEngine(Protocol):
+    """What an engine has beside `RolloutEngine` so that its log-probs can be compared with the trainer's."""
+
+    def score(
+        self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], sampling: SamplingConfig
+    ) -> list[list[float]]:
+        """Log-probs of each context's candidates as its next token, as `generate` would report them: with the same
+        cache, head and sampling parameters. What they rule out may have -inf."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was cached of earlier contexts."""
+        ...
+
+
+class SleepingEngine(Protocol):
+    """What an engine has beside `RolloutEngine` when it can give device memory back for a while."""
+
+    def sleep(self, level: int = 1) -> None:
+        """1 keeps the weights in host memory, 2 gives them up. Until it is awake again, and after level 2 has its
+        weights again, sampling raises `EngineError`."""
+        ...
+
+    def wake_up(self, weights_only: bool = False) -> None:
+        """`weights_only` makes room for new weights, not yet for sampling."""
+        ...
+
+
 class AsyncRolloutEngine(Protocol):
     """What an engine has beside `RolloutEngine` when it can sample single contexts, many at once."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from search_r1.config import ClusterConfig, ModelConfig, OptimConfig, ShardingConfig, TrackingConfig
-from search_r1.config_checks import check_workers, value_of
+from search_r1.config_checks import check_optim, check_seed, check_workers, value_of
 from search_r1.errors import ConfigError
 
 _STRICT = {"extra": "forbid"}
@@ -102,7 +102,7 @@ def check_sft(config: SFTConfig) -> None:
     for key in ("data.val_size", "trainer.save_every_steps", "training.validate_every_steps"):
         if value_of(config, key) < 0:
             raise ConfigError(f"{key}={value_of(config, key)} must not be negative")
-    for key in ("data.max_bad_share", "optim.warmup_ratio"):
+    for key in ("data.max_bad_share", "optim.warmup_ratio", "optim.min_lr_ratio"):
         if not 0 <= value_of(config, key) <= 1:
             raise ConfigError(f"{key}={value_of(config, key)} must lie between 0 and 1")
     if config.data.val_files and config.data.val_size:
@@ -110,6 +110,8 @@ def check_sft(config: SFTConfig) -> None:
     for key in ("model.critic_path", "model.reference_path"):
         if value_of(config, key):
             raise ConfigError(f"{key} has no effect in supervised fine-tuning: leave it out")
+    check_seed(config.seed)
+    check_optim(config.optim, "optim")
     check_workers(config.sharding, config.cluster, [config.optim.name])
 
 

@@ -60,5 +60,28 @@ class PoolEngine:
         ((_, tensor),) = weights
         self._version = float(tensor)
 
+    def score(self, *args: object) -> list[list[float]]:
+        return [[self._version]]
+
+    def sleep(self, level: int) -> None:
+        (self._folder / f"asleep-{os.getpid()}-{level}").touch()
+
+    def wake_up(self, weights_only: bool) -> None:
+        (self._folder / f"awake-{os.getpid()}").touch()
+
+    def init_weight_transfer_engine(self, init_info: dict[str, int]) -> None:
+        (self._folder / f"first-rank-{init_info['rank_offset']}").touch()
+
+    def start_weight_update(self) -> None:
+        if (self._folder / "die-while-loading").exists():
+            (self._folder / "die-while-loading").unlink()
+            os._exit(1)
+
+    def update_weights(self, update_info: dict[str, float]) -> None:
+        self._version = update_info["version"]
+
+    def finish_weight_update(self, weight_version: str | None) -> None:
+        pass
+
     def close(self) -> None:
         pass

@@ -89,25 +89,29 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
 
 
 def merged(weights: Weights, config: LoraConfig) -> Weights:
-    """A stream of an adapted model's weights as one of the plain model's: `W + (alpha / rank) B A`, base names.
+    """An adapted model's weights as the plain model's: `W + (alpha / rank) B A`, under its names and in its order.
 
     The layers' own weights stay as they are; one merged matrix exists at a time.
     """
     scale = config.alpha / config.rank
     base: tuple[str, Tensor] | None = None
     factor: Tensor | None = None
+    bias: list[tuple[str, Tensor]] = []
     for name, tensor in weights:
         if name.endswith(".base_layer.weight"):
             base = name.replace(".base_layer.", "."), tensor
+        elif name.endswith(".base_layer.bias"):
+            bias = [(name.replace(".base_layer.", "."), tensor)]
         elif ".lora_A." in name:
             factor = tensor
         elif ".lora_B." in name:
             assert base is not None, f"{name} stands before its base weight"
             assert factor is not None, f"{name} stands before its other half"
             yield base[0], base[1] + scale * (tensor @ factor)
-            base = factor = None
+            yield from bias
+            base, factor, bias = None, None, []
         else:
-            yield name.replace(".base_layer.", "."), tensor
+            yield name, tensor
 
 
 def save_adapter(folder: str, adapter: dict[str, Tensor], model: ModelConfig) -> None:

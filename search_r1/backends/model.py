@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from search_r1.backends.lora import ADAPTER_CONFIG, attach_lora, is_adapter
 from search_r1.backends.packing import VARLEN
+from search_r1.backends.tokenizer import TOKENIZER_FILES
 from search_r1.config import Config, LoraConfig, ModelConfig
 from search_r1.data.micro_batches import SequenceCost
 from search_r1.data.model_size import ModelSize
@@ -42,7 +44,7 @@ def attends_ragged(model: PreTrainedModel) -> bool:
     return model.config._attn_implementation in ("flash_attention_2", VARLEN)
 
 
-def check_model_folder(path: str) -> None:
+def check_model_folder(path: str, *, with_tokenizer: bool = True) -> None:
     """Refuse what can be seen to be no model before anything heavy starts.
 
     Raises:
@@ -56,13 +58,14 @@ def check_model_folder(path: str) -> None:
             )
         return
     refuse_adapter(path)
-    for what, pattern, remedy in (
-        ("config.json", "config.json", "is this a Hugging Face model folder?"),
-        ("weights", "*.safetensors", "save the model with save_pretrained (safetensors)"),
-        ("tokenizer", "tokenizer*", "save the tokenizer beside the model with tokenizer.save_pretrained"),
-    ):
-        if not any(folder.glob(pattern)):
-            raise ConfigError(f"model folder {path} has no {what} ({pattern}): {remedy}")
+    needed = [
+        ("config.json", ("config.json",), "is this a Hugging Face model folder?"),
+        ("weights", ("*.safetensors",), "save the model with save_pretrained (safetensors)"),
+        ("tokenizer", TOKENIZER_FILES, "save the tokenizer beside the model with tokenizer.save_pretrained"),
+    ]
+    for what, patterns, remedy in needed if with_tokenizer else needed[:2]:
+        if not any(file for pattern in patterns for file in folder.glob(pattern)):
+            raise ConfigError(f"model folder {path} has no {what} ({', '.join(patterns)}): {remedy}")
 
 
 def refuse_adapter(path: str) -> None:
@@ -93,7 +96,7 @@ def load_causal_lm(path: str, config: ModelConfig, device: str = "cpu", *, empty
                 model = AutoModelForCausalLM.from_config(_auto_config(path, config.trust_remote_code), **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(path, **options)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal language model from {path}: {str(error).splitlines()[0]}") from error
     _refuse_scaled_logits(model.config, path)
     if getattr(model.config, "attn_logit_softcapping", None) and model.config._attn_implementation in ("sdpa", VARLEN):
@@ -205,8 +208,12 @@ def _auto_config(path: str, trust_remote_code: bool) -> Any:
 
 
 def save_causal_lm(model: PreTrainedModel, state_dict: dict[str, Tensor], path: str) -> None:
-    """Write a plain Hugging Face folder from full weights; older readers find `rope_theta` where they look for it."""
-    model.save_pretrained(path, state_dict=state_dict)
+    """Write a plain Hugging Face folder from full weights; older readers find `rope_theta` where they look for it.
+
+    Tied weights are written once, also where gathering made a copy for each of their names.
+    """
+    tied = set(model.all_tied_weights_keys)
+    model.save_pretrained(path, state_dict={name: t for name, t in state_dict.items() if name not in tied})
     file = Path(path) / "config.json"
     config = json.loads(file.read_text())
     rope = config.get("rope_parameters") or {}

@@ -247,6 +247,25 @@ def policy_log_probs(
     return score_rows(batch, layout, score, sharding)
 
 
+class RecastPolicy:
+    """The policy with its forward pass in another dtype: what rounding alone does to log-probs."""
+
+    def __init__(self, policy: LocalPolicy, dtype: str) -> None:
+        self.policy = policy
+        self.autocast_dtype = torch.bfloat16 if dtype == "bfloat16" else None
+
+    def log_probs(self, batch: RolloutBatch) -> Tensor:
+        module = self.policy.module
+        usual, module.autocast_dtype = module.autocast_dtype, self.autocast_dtype
+        try:
+            return self.policy.log_probs(batch)
+        finally:
+            module.autocast_dtype = usual
+
+    def offload(self) -> None:
+        """The policy's weights go when the policy goes."""
+
+
 class ReferencePolicy:
     """A frozen policy that only scores."""
 

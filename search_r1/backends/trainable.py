@@ -96,8 +96,17 @@ class Trainable:
         return {"optimizer": optimizer, "schedule": self.schedule.state_dict()}
 
     def load_state(self, state: State) -> None:
+        """Where optimizer and schedule stood. Learning rate, betas and decay stay those of this run's settings."""
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        base_lrs = self.schedule.base_lrs
         self.sharding.load_full_optimizer_state(self.module, self.optimizer, state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
+        self.schedule.base_lrs = base_lrs
+        factors = [factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas]
+        rates = [base * factor for base, factor in zip(base_lrs, factors, strict=True)]
+        self.schedule._last_lr = rates
+        for group, setting, rate in zip(self.optimizer.param_groups, settings, rates, strict=True):
+            group.update(setting | {"lr": rate})
 
     def save(self, file: Path) -> None:
         """Every worker calls it; rank 0 writes."""

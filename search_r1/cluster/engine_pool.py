@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from search_r1.cluster.placement import resources
 from search_r1.cluster.routing import Router
-from search_r1.cluster.worker import send_weights
+from search_r1.cluster.weight_sync import send_weights
 from search_r1.cluster.worker_group import fetch
 from search_r1.errors import ConfigError, EngineLostError, SearchR1Error
 from search_r1.protocols import Weights
@@ -68,6 +68,7 @@ class EnginePool:
         self._router: Router[Any] = Router()
         self._weights_lock = threading.Lock()
         self._send: Send | None = None
+        self._sleep_level = 0
         self._restarts_left = _MAX_RESTARTS * count
         self._cause = ""
         self._closed = False
@@ -160,15 +161,34 @@ class EnginePool:
     def load_weights(self, weights: Weights) -> None:
         self.update_weights(partial(send_weights, [list(weights)]))
 
-    def sleep(self) -> None:
-        """Give the engines' device memory back."""
-        self._each("sleep")
+    def sleep(self, level: int = 1) -> None:
+        """Give the engines' device memory back; one that is started meanwhile falls asleep too."""
+        with self._weights_lock:
+            self._sleep_level = level
+            self._each("sleep", level)
 
-    def wake_up(self) -> None:
-        self._each("wake_up")
+    def wake_up(self, weights_only: bool = False) -> None:
+        with self._weights_lock:
+            self._sleep_level = self._sleep_level if weights_only else 0
+            self._each("wake_up", weights_only)
 
-    def _each(self, method: str) -> None:
-        fetch([engine.call.remote(method) for engine in self._engines()])
+    def score_each(self, *args: Any) -> list[list[list[float]]]:
+        """What every engine scores; see `ScoringEngine`."""
+        return self._each("score", *args)
+
+    def forget(self) -> None:
+        self._each("forget")
+        self._router.forget_homes()
+
+    def _each(self, method: str, *args: Any) -> list[Any]:
+        """The same call on every engine; those that die over it are replaced."""
+        answers = []
+        for engine, call in [(engine, engine.call.remote(method, *args)) for engine in self._engines()]:
+            try:
+                answers.append(ray.get(call))
+            except RayError as error:
+                self._report(engine, error)
+        return answers
 
     def close(self) -> None:
         with self._lock:
@@ -238,6 +258,8 @@ class EnginePool:
             with self._weights_lock:
                 if self._send is not None:
                     self._send([engine])
+                if self._sleep_level:
+                    fetch(engine.call.remote("sleep", self._sleep_level))
                 fetch(engine.ready.remote())
                 with self._lock:
                     self._live.append(engine)

@@ -42,7 +42,12 @@ def connect(config: ClusterConfig) -> Callable[[], None]:
             ray.init(address=address, logging_level=logging.ERROR)
         else:
             needed = config.num_workers * config.cpus_per_worker + 1
-            ray.init(num_cpus=max(os.cpu_count() or 1, needed), include_dashboard=False, logging_level=logging.ERROR)
+            ray.init(
+                address="local",  # not a cluster that somebody else started on this machine
+                num_cpus=max(os.cpu_count() or 1, needed),
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+            )
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(
             f"cannot join the Ray cluster at {address or 'this machine'}: {str(error).splitlines()[0]}; start one with "

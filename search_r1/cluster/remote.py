@@ -93,6 +93,13 @@ class WorkerEngines:
     def load_weights(self, weights: Weights) -> None:
         self.group.all("engine", "load_weights", list(weights))
 
+    def score_each(self, *args: Any) -> list[list[list[float]]]:
+        """What every worker's engine scores."""
+        return self.group.all("engine", "score", *args)
+
+    def forget(self) -> None:
+        self.group.all("engine", "forget")
+
     def close(self) -> None:
         self.group.all("engine", "close")
 
@@ -122,8 +129,8 @@ class LocalEngineSync:
     def __init__(self, group: WorkerGroup) -> None:
         self.group = group
 
-    def __call__(self) -> Metrics:
-        self.group.sync_local_engines()
+    def __call__(self, edit: str = "") -> Metrics:
+        self.group.all("sender", "send", [], edit)
         return {}
 
 
@@ -134,6 +141,6 @@ class StreamingSync:
         self.group = group
         self.pool = pool
 
-    def __call__(self) -> Metrics:
-        self.pool.update_weights(self.group.stream_weights)
+    def __call__(self, edit: str = "") -> Metrics:
+        self.pool.update_weights(lambda engines: self.group.all("sender", "send", engines, edit))
         return {}

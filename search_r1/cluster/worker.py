@@ -7,21 +7,19 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import RayActorError
 
 from search_r1.cluster.placement import Home
 from search_r1.protocols import RolloutEngine
 from search_r1.rollout.blocking import as_async_engine
 from search_r1.types import Completion, RolloutBatch, SamplingConfig
 
-_BUCKET_BYTES = 64 << 20
 Factory = Callable[[], dict[str, Any]]
 
 
@@ -74,53 +72,6 @@ class Worker:
         for role in self.roles.values():
             if hasattr(role, "offload"):
                 role.offload()
-
-    def sync_local_engine(self) -> None:
-        """Policy to the engine in the same worker."""
-        self.roles["engine"].load_weights(self.roles["policy"].weights())
-
-    def stream_weights(self, engines: list[Any]) -> None:
-        """Rank 0 sends the full weights to the engines in buckets; the other ranks help to gather them."""
-        buckets = _buckets(self.roles["policy"].weights())
-        if self.rank == 0:
-            send_weights(buckets, engines)
-        for _ in buckets:
-            continue
-
-
-def send_weights(buckets: Iterable[list[tuple[str, torch.Tensor]]], engines: Sequence[Any]) -> None:
-    """Each bucket to all engines while the next one is gathered. Those that die on the way are left out."""
-    pending: dict[Any, Any] = dict.fromkeys(engines)
-    for bucket in buckets:
-        reference = ray.put(bucket)
-        pending = {engine: engine.receive_weights.remote([reference]) for engine in _survivors(pending)}
-    _survivors({engine: engine.finish_weights.remote() for engine in _survivors(pending)})
-
-
-def _survivors(calls: Mapping[Any, Any]) -> list[Any]:
-    """The engines that did not die over their call; None is no call."""
-    alive = []
-    for engine, call in calls.items():
-        try:
-            if call is not None:
-                ray.get(call)
-            alive.append(engine)
-        except RayActorError:
-            continue
-    return alive
-
-
-def _buckets(weights: Any) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    bucket: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        bucket.append((name, tensor.detach().cpu()))
-        size += tensor.nbytes
-        if size >= _BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket
 
 
 @ray.remote

@@ -109,12 +109,6 @@ class WorkerGroup:
     def offload(self) -> None:
         self._call(lambda rank, worker: worker.offload.remote())
 
-    def sync_local_engines(self) -> None:
-        self._call(lambda rank, worker: worker.sync_local_engine.remote())
-
-    def stream_weights(self, engines: list[Any]) -> None:
-        self._call(lambda rank, worker: worker.stream_weights.remote(engines))
-
     def _call(self, submit: Callable[[int, Any], Any]) -> list[Any]:
         """One call a worker. Threads take turns to submit: the workers' collectives must meet in one order."""
         with self._turn:

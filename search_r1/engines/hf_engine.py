@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from search_r1.engines.incremental import IncrementalModel
-from search_r1.engines.sampling import sample, uniform_draws
+from search_r1.engines.sampling import log_probs_at, sample, uniform_draws
+from search_r1.engines.sleep import KEEP_WEIGHTS, SleepState
 from search_r1.engines.stop import StopMatcher, decode, end_of_text_ids, new_token_limits
 from search_r1.engines.weights import WeightNames
 from search_r1.errors import EngineError
@@ -42,7 +43,7 @@ class HFEngine:
     """A `RolloutEngine` over a transformers causal language model with full attention.
 
     The module may be the trainer's own: then its weights are always current, `load_weights` is not needed, and
-    `invalidate` must be called after each update. The cache of the last call is kept: a context that begins like one
+    `forget` must be called after each update. The cache of the last call is kept: a context that begins like one
     of its sequences computes only the rest, so a multi-turn rollout computes every token once.
 
     Every row draws from its own seed, so a rollout is repeated whatever batch a row stands in, as far as the
@@ -83,21 +84,34 @@ class HFEngine:
         self._eos = end_of_text_ids(getattr(model, "generation_config", None), config, tokenizer)
         self._matchers: dict[tuple[str, ...], StopMatcher] = {}
         self._incremental = IncrementalModel(model, max_cached_tokens=max_batch_tokens, dtype=dtype)
+        self._sleep = SleepState()
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
         """One completion a context, in order; see `RolloutEngine`."""
-        limits = new_token_limits(contexts, sampling.max_new_tokens, self._window)
-        rows = [
-            _Row(index, list(context), limit)
-            for index, (context, limit) in enumerate(zip(contexts, limits, strict=True))
-        ]
+        rows = self._rows(contexts, sampling.max_new_tokens)
         assert len(seeds) == len(rows), f"{len(seeds)} seeds for {len(rows)} contexts"
         with self._incremental.evaluating():
             for batch in self._batches(rows):
                 self._sample(batch, sampling, [seeds[row.index] for row in batch])
         return [self._completion(row) for row in rows]
+
+    def score(
+        self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], sampling: SamplingConfig
+    ) -> list[list[float]]:
+        """Log-probs of each context's candidates as its next token; see `ScoringEngine`."""
+        found: dict[int, list[float]] = {}
+        with self._incremental.evaluating():
+            for batch in self._batches(self._rows(contexts, 1)):
+                order, logits = self._incremental.start(
+                    [row.context for row in batch], max(row.max_length for row in batch)
+                )
+                for place, log_probs in zip(order, log_probs_at(logits, sampling.temperature), strict=True):
+                    index = batch[place].index
+                    found[index] = log_probs[list(candidates[index])].tolist()
+        self.forget()  # a probe leaves no trace: what is sampled next does not depend on it, not even by rounding
+        return [found[index] for index in range(len(contexts))]
 
     def load_weights(self, weights: Weights) -> None:
         """Copy Hugging Face named tensors in place. With tied embeddings either name, or both, may come.
@@ -105,24 +119,40 @@ class HFEngine:
         Raises:
             EngineError: names missing, unknown or of another shape; the weights that fitted are loaded.
         """
-        self.invalidate()
+        self._sleep.check_may_load()
+        self.forget()
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, tensor in WeightNames(self._model).fitting(weights):
                 parameters[name].copy_(tensor)
+        self._sleep.take_weights()
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens passed through the model so far, prefill and decoding; what reuse saves does not count."""
         return self._incremental.num_computed_tokens
 
-    def invalidate(self) -> None:
-        """Forget what was cached; to be called whenever the module's weights changed."""
+    def forget(self) -> None:
+        """Drop what was cached; to be called whenever the module's weights changed."""
         self._incremental.forget()
+
+    def sleep(self, level: int = KEEP_WEIGHTS) -> None:
+        """Drop what was cached. The module is its owner's and stays where it is."""
+        self._sleep.fall_asleep(level)
+        self.forget()
+
+    def wake_up(self, weights_only: bool = False) -> None:
+        self._sleep.wake_up(weights_only)
 
     def close(self) -> None:
         """Free the cache; the model stays its owner's."""
-        self.invalidate()
+        self.forget()
+
+    def _rows(self, contexts: Sequence[Sequence[int]], max_new_tokens: int) -> list[_Row]:
+        self._sleep.check_may_sample()
+        limits = new_token_limits(contexts, max_new_tokens, self._window)
+        pairs = zip(contexts, limits, strict=True)
+        return [_Row(index, list(context), limit) for index, (context, limit) in enumerate(pairs)]
 
     def _batches(self, rows: list[_Row]) -> Iterator[list[_Row]]:
         """Cut into batches within both limits, by length when one batch cannot hold them all."""

@@ -18,6 +18,11 @@ def uniform_draws(seeds: Sequence[int], num_steps: int) -> Tensor:
     return draws
 
 
+def log_probs_at(logits: Tensor, temperature: float) -> Tensor:
+    """(R, V) float32 at the sampling temperature; at 1 when greedy."""
+    return torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+
+
 def sample(logits: Tensor, temperature: float, top_p: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
     """Pick a token by inverting the cumulative distribution at `uniforms`; the likeliest one at temperature 0.
 
@@ -31,7 +36,7 @@ def sample(logits: Tensor, temperature: float, top_p: float, uniforms: Tensor | 
         (R,) int64 tokens and (R,) float32 log-probs: of the full distribution (before top-p) at the sampling
         temperature, at temperature 1 when greedy.
     """
-    log_probs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    log_probs = log_probs_at(logits, temperature)
     if temperature == 0:
         tokens = log_probs.argmax(dim=-1)
     else:

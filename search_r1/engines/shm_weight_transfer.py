@@ -23,8 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from search_r1.engines.orphans import end_with_driver
-
-BACKEND = "search_r1_shared_memory"
+from search_r1.engines.weights import SHARED_MEMORY
 
 
 class Extension:
@@ -96,6 +95,6 @@ class SharedMemoryWeightTransfer(WeightTransferEngine[Init, Bucket]):
             head.quant_method.process_weights_after_loading(head)
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeightTransfer)
+WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedMemoryWeightTransfer)
 if multiprocessing.parent_process() is not None:
     end_with_driver()

@@ -7,14 +7,15 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from search_r1.engines.sleep import KEEP_WEIGHTS, SleepState
 from search_r1.engines.stop import decode, end_of_text_ids, new_token_limits
-from search_r1.engines.weights import SharedMemoryBuckets, WeightNames
+from search_r1.engines.weights import WeightNames
 from search_r1.errors import EngineError, EngineLostError
 from search_r1.protocols import Weights
 from search_r1.types import Completion, FinishReason, SamplingConfig
@@ -26,16 +27,22 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.base import (
+    TrainerWeightTransferEngine,
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
 from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from search_r1.engines.vllm_senders import BACKENDS, DeviceStream, Stream, Way, open_sender
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_TRANSFER = "search_r1.engines.shm_weight_transfer"
+_WORKER_EXTENSION = "search_r1.engines.shm_weight_transfer.Extension"
 _FINISH_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
 
@@ -47,6 +54,9 @@ class VLLMEngine:
     Log-probs are vLLM's processed ones: at the sampling temperature and, where `top_p` is below 1, renormalised over
     the nucleus (training samples with top_p 1, where they are those of the full distribution). Seeds are used on
     CUDA; vLLM's CPU back-end cannot seed a request, so there only greedy completions are repeated.
+
+    Weights come through `load_weights`, or from another process that drives `init_weight_transfer_engine`,
+    `start_weight_update`, `update_weights` and `finish_weight_update`: the engine is a `VLLMWeightSyncClient`.
     """
 
     def __init__(
@@ -61,6 +71,8 @@ class VLLMEngine:
         gpu_memory_utilization: float = 0.5,
         cpu_cache_gib: float = 2.0,
         enforce_eager: bool = False,
+        weight_transfer: Way = "shm",
+        sleep_mode: bool = False,
         seed: int = 0,
         trust_remote_code: bool = False,
     ) -> None:
@@ -75,6 +87,9 @@ class VLLMEngine:
             gpu_memory_utilization: Share of a GPU for weights and cache (CUDA only).
             cpu_cache_gib: GiB of key/value cache (CPU only).
             enforce_eager: No CUDA graphs; always so on a CPU.
+            weight_transfer: How weights come: through shared memory, CUDA IPC from a process on the same GPU, or NCCL
+                from a process on another one.
+            sleep_mode: `sleep` will be called. On a CPU it frees nothing.
             seed: Of the engine's own random draws.
             trust_remote_code: Run model code that comes with the checkpoint.
 
@@ -82,14 +97,10 @@ class VLLMEngine:
             EngineError: the engine did not start; the message carries the cause.
         """
         self._on_cpu = current_platform.is_cpu()
-        self._tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        self._names = _weight_names(config, trust_remote_code)
-        self._eos = sorted(end_of_text_ids(_generation_config(model_path), config, self._tokenizer))
-        self._request_ids = itertools.count()
-        self._version = 0
-        self._broken = ""
-        arguments = AsyncEngineArgs(
+        self._read(model_path, trust_remote_code)
+        self._way: Way = weight_transfer
+        self._sleep_mode = sleep_mode
+        self._launch(
             model=model_path,
             dtype=dtype,
             max_num_seqs=max_batch_size,
@@ -99,15 +110,10 @@ class VLLMEngine:
             gpu_memory_utilization=gpu_memory_utilization,
             kv_cache_memory_bytes=int(cpu_cache_gib * 2**30) if self._on_cpu else None,
             enforce_eager=enforce_eager or self._on_cpu,
+            enable_sleep_mode=sleep_mode and not self._on_cpu,
             seed=seed,
             trust_remote_code=trust_remote_code,
-            logprobs_mode="processed_logprobs",
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            worker_extension_cls=f"{_TRANSFER}.Extension",
-            weight_transfer_config=WeightTransferConfig(backend="search_r1_shared_memory"),
         )
-        self._launch(arguments)
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -124,8 +130,38 @@ class VLLMEngine:
         work = self._complete(context, sampling, seed, limit)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
+    def score(
+        self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], sampling: SamplingConfig
+    ) -> list[list[float]]:
+        """Log-probs of each context's candidates as its next token; see `ScoringEngine`."""
+        self._engine()
+        new_token_limits(contexts, 1, self._window)
+        return self._call(self._score_all(contexts, candidates, sampling))
+
+    def forget(self) -> None:
+        """Drop the prefix cache; requests in flight are computed anew."""
+        if not self._call(self._living().reset_prefix_cache(reset_running_requests=True)):
+            raise EngineError("vLLM kept its prefix cache")
+
+    def sleep(self, level: int = KEEP_WEIGHTS) -> None:
+        """Give device memory back once the requests in flight are done. See `engines.sleep` for the levels.
+
+        Raises:
+            EngineError: the engine was started without `sleep_mode`.
+        """
+        llm = self._living()
+        if not self._sleep_mode:
+            raise EngineError("the engine was started without sleep mode: set engine.sleep_while_training=true")
+        self._sleep.fall_asleep(level)
+        self._call(llm.sleep(level=level, mode="wait"))
+
+    def wake_up(self, weights_only: bool = False) -> None:
+        """Take device memory again; with `weights_only` just what new weights need."""
+        self._call(self._living().wake_up(tags=["weights"] if weights_only else None))
+        self._sleep.wake_up(weights_only)
+
     def load_weights(self, weights: Weights) -> None:
-        """Stream Hugging Face named tensors through shared memory into the engine's processes.
+        """Stream Hugging Face named tensors into the engine's processes.
 
         Requests in flight wait and are computed anew under the new weights; the prefix cache is dropped.
 
@@ -133,52 +169,113 @@ class VLLMEngine:
             EngineError: names missing, unknown or of another shape, or the transfer failed. The engine then holds
                 neither the old nor the new weights and refuses to sample.
         """
-        llm = self._engine()
-        try:
+        self._living()
+        self._sleep.check_may_load()
+        with self._undefined_on_error():
+            if self._sender is None:
+                self._sender = open_sender(self._way, self, self._stream)
+            self._stream.weights = weights
+            self._sender.send_weights()
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Agree with a sender on the way; an earlier sender's is given up."""
+        self._call(self._living().shutdown_weight_transfer_engine())
+        self._call(self._living().init_weight_transfer_engine(WeightTransferInitRequest(init_info)))
+
+    def start_weight_update(self) -> None:
+        llm = self._living()
+        self._sleep.check_may_load()
+        with self._undefined_on_error():
             self._call(llm.pause_generation(mode="keep"))
             self._call(llm.start_weight_update())
-            for bucket in self._buckets.pack(self._names.fitting(weights)):
-                self._call(llm.update_weights(WeightTransferUpdateRequest(update_info=bucket)))
-            self._call(llm.finish_weight_update(weight_version=str(self._version + 1)))
-            if not self._call(llm.reset_prefix_cache(reset_running_requests=True)):
-                raise EngineError("vLLM kept its prefix cache, which was computed under the old weights")
+
+    def update_weights(self, update_info: Any) -> None:
+        """One bucket; what it holds is up to the way."""
+        with self._undefined_on_error():
+            self._call(self._living().update_weights(WeightTransferUpdateRequest(update_info)))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """All weights have come: nothing is sampled under others any more."""
+        llm = self._living()
+        with self._undefined_on_error():
+            self._call(llm.finish_weight_update(weight_version or str(self._version + 1)))
+            self.forget()
             self._call(llm.resume_generation())
-        except BaseException as error:
-            self._broken = f"a weight update failed, so its weights are undefined ({error!r})"
-            raise
         self._version += 1
+        self._sleep.take_weights()
+
+    @contextmanager
+    def _undefined_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            kind = EngineLostError if isinstance(error, EngineLostError) else EngineError
+            cause = f"the vLLM engine cannot be used: a weight update failed, so its weights are undefined ({error!r})"
+            self._broken = self._broken or kind(cause)
+            raise
 
     def close(self) -> None:
         """End the engine's processes and free the shared memory. May be called twice."""
         if self._llm is not None:
             self._call(_stop(self._llm))
             self._llm = None
-            self._buckets.close()
+        if self._sender is not None:
+            self._sender.shutdown()
+            self._sender = None
         if self._loop.is_running():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
-    def _launch(self, arguments: AsyncEngineArgs) -> None:
+    def _read(self, model_path: str, trust_remote_code: bool) -> None:
+        """What the engine has to know of a model beside its weights."""
+        self._tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+        self._names = WeightNames.of_checkpoint(model_path, trust_remote_code)
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+        self._eos = sorted(end_of_text_ids(_generation_config(model_path), config, self._tokenizer))
+
+    def _launch(self, **chosen: Any) -> None:
+        """Start vLLM with what was chosen and what has to be so."""
+        if self._way == "ipc":  # its handles are Python objects, which go to the engine's own processes only
+            os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+        arguments = AsyncEngineArgs(
+            logprobs_mode="processed_logprobs",
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            worker_extension_cls=_WORKER_EXTENSION,
+            weight_transfer_config=WeightTransferConfig(backend=BACKENDS[self._way]),
+            **chosen,
+        )
+        self._request_ids = itertools.count()
+        self._version = 0
+        self._broken: EngineError | None = None
+        self._sleep = SleepState()
+        self._sender: TrainerWeightTransferEngine[Any] | None = None
         self._llm: AsyncLLM | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
         self._thread.start()
         try:
             self._llm = self._call(_start(arguments))
-            self._call(self._llm.init_weight_transfer_engine(WeightTransferInitRequest()))
         except (RuntimeError, ValueError, OSError) as error:
             self.close()
             raise EngineError(f"vLLM did not start with {arguments.model}: {error}") from error
         self._window: int = self._llm.model_config.max_model_len
-        self._buckets = SharedMemoryBuckets(self._llm.model_config.dtype)
+        kind = Stream if self._on_cpu else DeviceStream
+        self._stream = kind(self._names, self._llm.model_config.dtype)
 
-    def _engine(self) -> AsyncLLM:
+    def _living(self) -> AsyncLLM:
         if self._llm is None:
             raise EngineError("the vLLM engine is closed")
         if self._broken:
-            raise EngineError(f"the vLLM engine cannot be used: {self._broken}")
+            raise type(self._broken)(str(self._broken))
         return self._llm
+
+    def _engine(self) -> AsyncLLM:
+        """The engine, fit for sampling."""
+        llm = self._living()
+        self._sleep.check_may_sample()
+        return llm
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop and wait for it; an interruption here cancels it there."""
@@ -210,11 +307,10 @@ class VLLMEngine:
     async def _complete(
         self, context: Sequence[int], sampling: SamplingConfig, seed: int, max_new_tokens: int
     ) -> Completion:
-        params = SamplingParams(
+        params = self._params(
+            sampling,
+            seed,
             max_tokens=max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=None if self._on_cpu or sampling.temperature == 0 else seed,
             stop=list(sampling.stop),
             stop_token_ids=self._eos,
             include_stop_str_in_output=True,
@@ -222,8 +318,29 @@ class VLLMEngine:
             spaces_between_special_tokens=False,
             logprobs=0,
             detokenize=bool(sampling.stop),
-            output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        return self._completion(await self._request(context, params))
+
+    async def _score_all(
+        self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], sampling: SamplingConfig
+    ) -> list[list[float]]:
+        async def score(context: Sequence[int], tokens: Sequence[int]) -> list[float]:
+            params = self._params(sampling, 0, max_tokens=1, logprob_token_ids=list(tokens), detokenize=False)
+            (found,) = (await self._request(context, params)).logprobs
+            return [found[token].logprob for token in tokens]
+
+        return await asyncio.gather(*map(score, contexts, candidates))
+
+    def _params(self, sampling: SamplingConfig, seed: int, **others: Any) -> SamplingParams:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=None if self._on_cpu or sampling.temperature == 0 else seed,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **others,
+        )
+
+    async def _request(self, context: Sequence[int], params: SamplingParams) -> Any:
         prompt = TokensPrompt(prompt_token_ids=list(context))
         request = self._engine().generate(prompt, params, f"rollout-{next(self._request_ids)}")
         try:
@@ -232,7 +349,7 @@ class VLLMEngine:
             raise EngineLostError(f"the vLLM engine died: {error}") from error
         except EngineGenerateError as error:
             raise EngineError(f"vLLM failed on a context of {len(context)} tokens: {error}") from error
-        return self._completion(outputs[-1].outputs[0])
+        return outputs[-1].outputs[0]
 
     def _completion(self, output: Any) -> Completion:
         token_ids = tuple(output.token_ids)
@@ -267,13 +384,6 @@ async def _stop(llm: AsyncLLM) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _weight_names(config: Any, trust_remote_code: bool) -> WeightNames:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    model.tie_weights()
-    return WeightNames(model)
 
 
 def _generation_config(model_path: str) -> GenerationConfig | None:

@@ -8,13 +8,41 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from search_r1.errors import EngineError
 from search_r1.protocols import Weights
 
 _NAMES_SHOWN = 5
 _ALIGNMENT = 64
-_BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 64 * 2**20
+SHARED_MEMORY = "search_r1_shared_memory"
+"""What vLLM calls the way through shared memory, which is ours."""
+
+
+_HEADS = ("lm_head.weight", "embed_tokens.weight")
+_FINAL_NORM = ".norm.weight"
+
+
+def edited(weights: Weights, edit: str = "") -> Weights:
+    """Weights as they are, or changed so that every token becomes equally likely.
+
+    Args:
+        edit: `no_norm` multiplies what the head sees by zero; `flat_head` makes all rows of the output head, and with
+            it of tied embeddings, the same. Whether an engine's log-probs follow tells which weights reach it.
+
+    Raises:
+        EngineError: at the end, when no weight has a name to be changed.
+    """
+    found = not edit
+    for name, tensor in weights:
+        if edit == "no_norm" and name.endswith(_FINAL_NORM):
+            found, tensor = True, torch.zeros_like(tensor)
+        elif edit == "flat_head" and name.endswith(_HEADS):
+            found, tensor = True, tensor[:1].expand_as(tensor)
+        yield name, tensor
+    if not found:
+        raise EngineError(f"no weight is called ...{_FINAL_NORM if edit == 'no_norm' else ' or ...'.join(_HEADS)}")
 
 
 class WeightNames:
@@ -27,6 +55,20 @@ class WeightNames:
             first.setdefault(id(parameter), name)
         self._canonical = {name: first[id(parameter)] for name, parameter in parameters.items()}
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+
+    @classmethod
+    def of_checkpoint(cls, path: str, trust_remote_code: bool = False) -> WeightNames:
+        """Those of the model in a Hugging Face folder; its weights are not read."""
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model.tie_weights()
+        return cls(model)
+
+    @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Every weight once, in the model's order."""
+        return [(name, shape) for name, shape in self._shapes.items() if self._canonical[name] == name]
 
     def fitting(self, weights: Weights) -> Iterator[tuple[str, Tensor]]:
         """Pass on each weight once, a tied one under its first name.
@@ -55,7 +97,7 @@ class WeightNames:
 class SharedMemoryBuckets:
     """Packs a stream of weights into one reused block of shared memory, a bucket at a time."""
 
-    def __init__(self, dtype: torch.dtype, bucket_bytes: int = _BUCKET_BYTES) -> None:
+    def __init__(self, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> None:
         """Weights are cast to `dtype`; a weight larger than `bucket_bytes` makes the block as large as itself."""
         self._dtype = dtype
         self._bucket_bytes = bucket_bytes

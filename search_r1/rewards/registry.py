@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Protocol
 
 from search_r1.config import RewardConfig
-from search_r1.errors import ConfigError
+from search_r1.errors import ConfigError, SearchR1Error
 from search_r1.protocols import Reward
 from search_r1.rewards import functions
 from search_r1.types import Trajectory
@@ -78,8 +78,21 @@ def _load(path: str) -> Reward:
         raise ConfigError(f"reward.function={path}: {module_name} has no {name!r}{hint}")
     if not callable(function):
         raise ConfigError(f"reward.function={path} is a {type(function).__name__}, not a function of a trajectory")
-    reward: Reward = function
-    return reward
+    return partial(_call_users, function, path)
+
+
+def _call_users(function: Reward, path: str, trajectory: Trajectory) -> float | Mapping[str, float]:
+    """A user's reward, whose exceptions say where they come from."""
+    try:
+        return function(trajectory)
+    except SearchR1Error:
+        raise
+    except Exception as error:
+        question = trajectory.prompt.question
+        raise ConfigError(
+            f"reward.function={path} failed on {question.question_id} ({question.text[:80]!r}): "
+            f"{type(error).__name__}: {error}; it is called with a trajectory (search_r1.types)"
+        ) from error
 
 
 def score(reward: Reward, trajectory: Trajectory) -> dict[str, float]:

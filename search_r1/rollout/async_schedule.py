@@ -27,6 +27,10 @@ class AsyncLimits:
     """Of one environment call with whatever retries it makes."""
 
 
+def no_completion(timeout_s: float) -> EngineLostError:
+    return EngineLostError(f"the engine gave no completion within engine.timeout_s={timeout_s:g}")
+
+
 class AsyncSchedule:
     """Rolls batches forward on one event loop; those that overlap share the limits.
 
@@ -104,7 +108,7 @@ class AsyncSchedule:
             async with asyncio.timeout(limit):
                 return await self._engine.agenerate(request.context, request.sampling, request.seed)
         except TimeoutError as error:
-            raise EngineLostError(f"the engine gave no completion within engine.timeout_s={limit:g}") from error
+            raise no_completion(limit) from error
 
     async def _observe(self, trajectory: Trajectory) -> Observation:
         limit = self._limits.search_timeout_s

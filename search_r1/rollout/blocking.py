@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar, cast
 
@@ -27,6 +30,53 @@ def generate_turns(engine: RolloutEngine, requests: Sequence[TurnRequest]) -> li
         seeds = [requests[row].seed for row in rows]
         completions.update(zip(rows, engine.generate(contexts, sampling, seeds), strict=True))
     return [completions[row] for row in range(len(requests))]
+
+
+class BoundedCaller:
+    """Runs blocking calls one after the other in a thread of its own, so that their caller can stop waiting.
+
+    A call that was given up goes on, and later ones wait for it; it does not keep the process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], Future[object]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, call: Callable[[], Answer], timeout_s: float) -> Answer:
+        """
+        Raises:
+            TimeoutError: no answer within `timeout_s`, waiting for earlier calls included.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        outcome: Future[object] = Future()
+        self._calls.put((call, outcome))
+        try:
+            return cast(Answer, outcome.result(timeout_s))
+        finally:
+            outcome.cancel()
+
+    def close(self) -> None:
+        """End the thread, once a call that is under way has ended."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread = None
+
+    def _run(self) -> None:
+        while work := self._calls.get():
+            _answer(*work)
+            del work  # it holds on to the engine
+
+
+def _answer(call: Callable[[], object], outcome: Future[object]) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        outcome.set_result(call())
+    except BaseException as error:  # noqa: BLE001  raised where it was asked for
+        outcome.set_exception(error)
 
 
 class Gathered(Generic[Item, Answer]):

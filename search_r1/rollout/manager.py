@@ -8,8 +8,8 @@ from dataclasses import replace
 from search_r1.config import RolloutConfig
 from search_r1.errors import EngineLostError
 from search_r1.protocols import Environment, RolloutEngine
-from search_r1.rollout.async_schedule import AsyncLimits, AsyncSchedule, OnTurn
-from search_r1.rollout.blocking import generate_turns
+from search_r1.rollout.async_schedule import AsyncLimits, AsyncSchedule, OnTurn, no_completion
+from search_r1.rollout.blocking import BoundedCaller, generate_turns
 from search_r1.rollout.event_loop import EventLoopThread, Job
 from search_r1.rollout.rolling_state import RollingState, check_void_share
 from search_r1.types import Prompt, SamplingConfig, Trajectory
@@ -34,6 +34,7 @@ class LLMGenerationManager:
         self.environment = environment
         self.config = config
         self._limits = limits or AsyncLimits()
+        self._bounded = BoundedCaller("lockstep")
         self._thread: EventLoopThread | None = None
         self._async: AsyncSchedule | None = None
         if config.schedule == "async" or (config.schedule == "auto" and hasattr(engine, "agenerate")):
@@ -85,6 +86,7 @@ class LLMGenerationManager:
 
     def close(self) -> None:
         """Cancel what runs in the background, and close what the environment opened for it."""
+        self._bounded.close()
         thread, self._thread = self._thread, None
         if thread is not None:
             if hasattr(self.environment, "aclose"):
@@ -97,10 +99,12 @@ class LLMGenerationManager:
         return RollingState(prompts, self.config, replace(sampling, stop=self.environment.stop), policy_version)
 
     def _generate(self, state: RollingState, active: Sequence[int]) -> None:
-        """One turn of all that run; where the engine is lost, they are void."""
+        """One turn of all that run; where the engine is lost, or gives no answer in time, they are void."""
+        requests, limit = [state.request(index) for index in active], self._limits.generation_timeout_s
         try:
-            completions = generate_turns(self.engine, [state.request(index) for index in active])
-        except EngineLostError as error:
+            completions = self._bounded(lambda: generate_turns(self.engine, requests), limit)
+        except (EngineLostError, TimeoutError) as lost:
+            error = lost if isinstance(lost, EngineLostError) else no_completion(limit)
             for index in active:
                 state.void(index, str(error))
             return

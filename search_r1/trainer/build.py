@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from search_r1.config import Config
 from search_r1.data.chat_turns import ChatTurns
@@ -23,17 +24,20 @@ from search_r1.environments.search_tool import search_tool
 from search_r1.environments.tool_registry import Tool, load_tools
 from search_r1.environments.tools import ToolEnvironment
 from search_r1.errors import ConfigError
-from search_r1.protocols import Critic, Environment, Policy, Reference, RolloutEngine, Scorer, ToolExecutor, WeightSync
+from search_r1.protocols import Critic, Environment, Policy, Reference, RolloutEngine, Scorer, ToolExecutor
 from search_r1.rewards import resolve_reward
 from search_r1.rollout.async_schedule import AsyncLimits
 from search_r1.rollout.manager import LLMGenerationManager
 from search_r1.trainer.life_cycle import LifeCycle
+from search_r1.trainer.parity import Resend, build_parity
 from search_r1.trainer.run_folder import RunFolder
 from search_r1.trainer.step import Roles
 from search_r1.trainer.trainer import Trainer, optimizer_steps
 from search_r1.types import Question
 
+logger = logging.getLogger(__name__)
 EncodePrompt = Callable[[Question], tuple[int, ...]]
+_NUM_MEASURED_PROMPTS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +57,44 @@ def build_worker_roles(config: Config, policy_steps: int, critic_steps: int) -> 
     import torch
 
     from search_r1.backends.critic import LocalCritic
-    from search_r1.backends.policy import LocalPolicy, build_reference
+    from search_r1.backends.policy import LocalPolicy, RecastPolicy, build_reference
     from search_r1.backends.sharding import build_sharding
 
     torch.manual_seed(config.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sharding = build_sharding(config.sharding, config.model.dtype, device)
     policy = LocalPolicy(config, sharding, policy_steps)
-    roles: dict[str, Any] = {"policy": policy}
+    roles: dict[str, Any] = {"policy": policy, "recast_policy": RecastPolicy(policy, rollout_dtype(config))}
     if needs_reference(config):
         roles["reference"] = build_reference(config, sharding, policy)
     if config.algorithm.advantage == "gae":
         roles["critic"] = LocalCritic(config, sharding, critic_steps)
     if config.engine.name == "hf":
         roles["engine"] = build_hf_engine(config, device)
+    if config.cluster.launcher == "ray":
+        from search_r1.cluster.weight_sync import build_sender
+
+        way, dtype = weight_transfer(config), rollout_dtype(config)
+        roles["sender"] = build_sender(config, policy, roles.get("engine"), way, dtype)
     return roles
+
+
+def rollout_dtype(config: Config) -> str:
+    return config.model.dtype if config.engine.dtype == "auto" else config.engine.dtype
+
+
+def weight_transfer(config: Config) -> Literal["shm", "ipc", "nccl"]:
+    """The way of the weights: `auto` takes what the GPUs allow, and host memory where there are none."""
+    way, cluster = config.engine.weight_transfer, config.cluster
+    if way != "auto":
+        return way
+    if cluster.launcher == "local":
+        import torch
+
+        return "ipc" if torch.cuda.is_available() else "shm"
+    if cluster.gpus_per_worker == 0:
+        return "shm"
+    return "ipc" if cluster.gpus_per_worker < 1 else "nccl"
 
 
 def build_hf_engine(config: Config, device: str) -> RolloutEngine:
@@ -77,7 +104,6 @@ def build_hf_engine(config: Config, device: str) -> RolloutEngine:
     from search_r1.backends.tokenizer import load_tokenizer
     from search_r1.engines.hf_engine import HFEngine
 
-    dtype = config.model.dtype if config.engine.dtype == "auto" else config.engine.dtype
     attention = "sdpa" if config.model.attention == "varlen" else config.model.attention
     plain = replace(config.model, gradient_checkpointing=False, attention=attention)
     return HFEngine(
@@ -85,7 +111,7 @@ def build_hf_engine(config: Config, device: str) -> RolloutEngine:
         load_tokenizer(config.model.path, config.model.trust_remote_code),
         max_batch_size=config.engine.max_batch_size,
         max_batch_tokens=config.engine.max_batch_tokens,
-        dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+        dtype=torch.bfloat16 if rollout_dtype(config) == "bfloat16" else None,
     )
 
 
@@ -95,7 +121,7 @@ def build_vllm_engine(config: Config) -> RolloutEngine:
     engine = config.engine
     return VLLMEngine(
         config.model.path,
-        dtype=config.model.dtype if engine.dtype == "auto" else engine.dtype,
+        dtype=rollout_dtype(config),
         max_batch_size=engine.max_batch_size,
         max_batch_tokens=engine.max_batch_tokens,
         max_model_len=config.rollout.max_prompt_length,
@@ -103,6 +129,8 @@ def build_vllm_engine(config: Config) -> RolloutEngine:
         gpu_memory_utilization=engine.gpu_memory_utilization,
         cpu_cache_gib=engine.cpu_cache_gib,
         enforce_eager=engine.enforce_eager,
+        weight_transfer=weight_transfer(config),
+        sleep_mode=engine.sleep_while_training,
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
     )
@@ -196,6 +224,8 @@ def check_inputs(config: Config) -> None:
     from search_r1.backends.model import check_model_folder, check_tensor_parallel, context_window
 
     check_model_folder(config.model.path)
+    for other in filter(None, (config.model.reference_path, config.model.critic_path)):
+        check_model_folder(other, with_tokenizer=False)
     check_tensor_parallel(config.model.path, config.engine.tensor_parallel_size, config.model.trust_remote_code)
     window = context_window(config.model.path, config.model.trust_remote_code)
     if config.rollout.max_prompt_length > window:
@@ -209,7 +239,7 @@ def check_inputs(config: Config) -> None:
 
 
 def check_questions(config: Config, tokenizer: Any, questions: Sequence[Question]) -> None:
-    """Make one prompt of every list of tools that the questions name; whatever is wrong is told now.
+    """Make one prompt of every list of tools that the questions name, and measure some; what is wrong is told now.
 
     Raises:
         ConfigError, DataError: with the remedy.
@@ -218,6 +248,19 @@ def check_questions(config: Config, tokenizer: Any, questions: Sequence[Question
     if config.environment.name == "tools":
         for question in {question.tools: question for question in questions}.values():
             encode_prompt(question)
+    limit = config.rollout.max_start_length
+    lengths = [len(encode_prompt(question)) for question in spread(questions, _NUM_MEASURED_PROMPTS)]
+    num_long = sum(length > limit for length in lengths)
+    if lengths and num_long == len(lengths):
+        raise ConfigError(
+            f"rollout.max_start_length={limit} is below the length of every prompt ({min(lengths)} tokens and more): "
+            "nothing would be rolled out; raise it, and rollout.max_prompt_length with it"
+        )
+    if num_long:
+        logger.warning(
+            "%d of %d prompts are longer than rollout.max_start_length=%d tokens (the longest has %d): nothing is "
+            "generated for them", num_long, len(lengths), limit, max(lengths),
+        )  # fmt: skip
 
 
 def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stack: ExitStack) -> Trainer:
@@ -234,6 +277,7 @@ def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stac
     build = build_local_roles if config.cluster.launcher == "local" else partial(build_ray_roles, run_path=run_path)
     roles = build(config, tokenizer, steps, stack)
     folder = RunFolder(run_path)
+    stack.enter_context(folder.hold())
     return Trainer(
         config,
         roles,
@@ -248,14 +292,15 @@ def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stac
 def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stack: ExitStack) -> Roles:
     """Everything in this process, no Ray."""
     from search_r1.backends.policy import score_roles
+    from search_r1.engines.weights import edited
 
     local = build_worker_roles(config, *steps)
     engine = local.get("engine") or build_vllm_engine(config)
     stack.callback(engine.close)
     policy = local["policy"]
 
-    def sync_weights() -> dict[str, float]:
-        engine.load_weights(policy.weights())
+    def sync_weights(edit: str = "") -> dict[str, float]:
+        engine.load_weights(edited(policy.weights(), edit))
         return {}
 
     def offload() -> None:
@@ -327,12 +372,14 @@ class Trained:
     critic: Critic | None
 
 
-def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: WeightSync, stack: ExitStack) -> Roles:
+def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: Resend, stack: ExitStack) -> Roles:
     rollouts = build_rollouts(config, engine, tokenizer)
     stack.callback(rollouts.manager.close)
     turns: dict[str, Any] = {}
     if config.engine.sleep_while_training and config.engine.name == "vllm":
-        turns |= {"sleep": engine.sleep, "wake_up": engine.wake_up}
+        level = config.engine.sleep_level
+        turns |= {"sleep": partial(engine.sleep, level), "wake_up": engine.wake_up}
+        turns |= {"resend": sync} if level == 2 else {}
     if config.policy.offload_while_generating:
         turns["offload"] = trained.offload
     life_cycle = LifeCycle(**turns)
@@ -347,4 +394,5 @@ def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: 
         reference=trained.reference,
         critic=trained.critic,
         life_cycle=life_cycle,
+        parity=build_parity(config, tokenizer, engine, trained.score, life_cycle, sync),
     )

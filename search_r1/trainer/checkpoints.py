@@ -15,6 +15,7 @@ import torch
 from search_r1.config import Config
 from search_r1.errors import ConfigError
 from search_r1.protocols import State
+from search_r1.trainer.run_folder import is_held, refuse_held
 
 logger = logging.getLogger(__name__)
 _FREE_TO_CHANGE = ("run_dir", "environment", "cluster", "sharding", "trainer", "tracking", "validation", "engine")
@@ -95,11 +96,18 @@ def find_resume(config: Config, new_path: Path) -> tuple[Path, Path | None]:
     experiment if it was interrupted and its settings were the same.
 
     Raises:
-        ConfigError: `trainer.resume` names no checkpoint.
+        ConfigError: `trainer.resume` names no checkpoint, or another run is writing to the folder, or a run that
+            starts anew would have to delete what is in it.
     """
     run_path = Path(config.run_dir) if config.run_dir else new_path
+    refuse_held(run_path)
     resume = config.trainer.resume
     if resume == "never":
+        if old := Checkpoints(run_path / "checkpoints", config.trainer.keep_checkpoints).all():
+            raise ConfigError(
+                f"run_dir={run_path} holds a run with a checkpoint of {old[-1].name}, and trainer.resume=never would "
+                "write over it: name another run_dir, delete that one, or go on from it with trainer.resume=auto"
+            )
         return run_path, None
     if resume != "auto":
         path = Path(resume)
@@ -117,9 +125,26 @@ def find_resume(config: Config, new_path: Path) -> tuple[Path, Path | None]:
 
 def _is_interrupted(run_path: Path, config: Config) -> bool:
     settings = run_path / "settings.json"
-    if (run_path / "summary.json").exists() or not settings.is_file():
+    if (run_path / "summary.json").exists() or not settings.is_file() or is_held(run_path):
         return False
     return bool(json.loads(settings.read_text()) == comparable(config))
+
+
+def changed_settings(checkpoint: Path, config: Config) -> list[str]:
+    """What differs from the run that wrote `checkpoint`, one `key: old -> new` each."""
+    file = Path(checkpoint).parents[1] / "settings.json"
+    if not file.is_file():
+        return []
+    old, new = _flat(json.loads(file.read_text())), _flat(comparable(config))
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
 
 
 def comparable(config: Config) -> dict[str, Any]:

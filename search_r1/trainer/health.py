@@ -11,8 +11,19 @@ from search_r1.protocols import Metrics
 class HealthCheck:
     """Looks at every step's metrics."""
 
-    def __init__(self, max_bad_steps: int, max_parity_error: float, save_batch: Callable[[], str]) -> None:
-        """`save_batch` writes the present batch for a post-mortem and returns its path."""
+    def __init__(
+        self,
+        max_bad_steps: int,
+        max_parity_error: float,
+        save_batch: Callable[[], str],
+        explain: Callable[[], str] = lambda: "stale weights or another precision",
+    ) -> None:
+        """
+        Args:
+            save_batch: writes the present batch for a post-mortem and returns its path.
+            explain: why engine and trainer differ.
+        """
+        self._explain = explain
         self._max_bad_steps = max_bad_steps
         self._max_parity_error = max_parity_error
         self._save_batch = save_batch
@@ -34,7 +45,7 @@ class HealthCheck:
         gap = metrics.get("actor/rollout_log_prob_gap", 0.0)
         if gap > self._max_parity_error:
             raise TrainingError(
-                f"step {step}: engine and trainer log-probs of the same tokens differ by {gap:.3g} on average, above "
-                f"engine.max_parity_error={self._max_parity_error}: stale weights or another precision; batch in "
+                f"step {step}: engine and trainer log-probs of the tokens it sampled differ by {gap:.3g} on average, "
+                f"above engine.max_parity_error={self._max_parity_error}: {self._explain()}; batch in "
                 f"{self._save_batch()}"
             )

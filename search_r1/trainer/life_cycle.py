@@ -4,56 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
-from search_r1.protocols import Metrics, WeightSync
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
-def _stay() -> None:
+def _stay(*_: object) -> None:
     """Leave everything where it is."""
 
 
 class LifeCycle:
     """Who holds device memory when. By default everybody stays.
 
-    The trainer comes back by itself as soon as one of its methods needs it; the engine is woken before it samples and
-    before it takes weights.
+    The trainer comes back by itself as soon as one of its methods needs it. The engine is woken for its weights before
+    a sync, and for the rest, once the trainer has left, before it samples.
     """
 
     def __init__(
         self,
-        sleep: Callable[[], None] = _stay,
-        wake_up: Callable[[], None] = _stay,
-        offload: Callable[[], None] = _stay,
+        sleep: Callable[[], object] = _stay,
+        wake_up: Callable[[bool], object] = _stay,
+        offload: Callable[[], object] = _stay,
+        resend: Callable[[], object] | None = None,
     ) -> None:
         """
         Args:
-            sleep, wake_up: give the engine's memory back, and take it again with the weights it had.
+            sleep: gives the engine's memory back.
+            wake_up: takes it again; with True only what weights need.
             offload: the trainer's weights and optimizer state to host memory.
+            resend: carries the policy's weights to the engine, where it gives them up in its sleep.
         """
         self._sleep = sleep
         self._wake_up = wake_up
         self._offload = offload
-        self._is_asleep = False
+        self._resend = resend
+        self._is_asleep = self._lacks_weights = False
 
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Around rollouts and validation."""
-        self._offload()
-        self._wake()
+        self._give_turn_to_engine()
         yield
         self._sleep()
         self._is_asleep = True
+        self._lacks_weights = self._resend is not None
 
-    def awake(self, sync: WeightSync) -> WeightSync:
-        """`sync`, with the engine awake."""
+    def sampling(self, work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        """`work`, with the engine ready to sample."""
 
-        def run() -> Metrics:
-            self._wake()
-            return sync()
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            self._give_turn_to_engine()
+            return work(*args, **kwargs)
 
         return run
 
-    def _wake(self) -> None:
+    def awake(self, sync: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        """`sync`, with the engine ready to take weights."""
+
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            if self._is_asleep:
+                self._wake_up(True)
+            answer = sync(*args, **kwargs)
+            self._lacks_weights = False
+            return answer
+
+        return run
+
+    def _give_turn_to_engine(self) -> None:
+        if self._lacks_weights and self._resend is not None:
+            self.awake(self._resend)()
+        self._offload()
         if self._is_asleep:
-            self._wake_up()
+            self._wake_up(False)
         self._is_asleep = False

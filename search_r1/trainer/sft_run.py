@@ -110,7 +110,7 @@ class SFTRun:
         return summary
 
     def _report(self, metrics: Metrics, step: int) -> None:
-        self.folder.append_metrics(metrics, step)
+        self.folder.log_metrics(metrics, step)
         for tracker in self.trackers:
             tracker.log(metrics, step)
         self._progress.update(self._task, completed=step, loss=metrics["sft/loss"])

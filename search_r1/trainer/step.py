@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -25,6 +26,14 @@ from search_r1.trainer.life_cycle import LifeCycle
 from search_r1.types import Question, RolloutBatch, Status, TrainBatch, Trajectory
 
 
+class ParityCheck(Protocol):
+    """Compares engine and trainer. See `trainer.parity`."""
+
+    def __call__(self, trajectories: Sequence[Trajectory], step: int) -> Metrics: ...
+
+    def diagnose(self, trajectories: Sequence[Trajectory], step: int) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """Who takes part in a step. No critic means GRPO, no reference means no KL term."""
@@ -39,6 +48,7 @@ class Roles:
     reference: Reference | None = None
     critic: Critic | None = None
     life_cycle: LifeCycle = field(default_factory=LifeCycle)
+    parity: ParityCheck | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +96,9 @@ def train_step(
         with watch.phase("sync"):
             metrics |= roles.sync_weights()
             roles.manager.weights_changed(step)
+        if roles.parity is not None:
+            with watch.phase("parity"):
+                metrics |= roles.parity(trajectories, step)
     return StepResult(metrics, list(trajectories), parts, batch, watch.times)
 
 

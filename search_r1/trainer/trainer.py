@@ -18,7 +18,7 @@ from search_r1.config import Config
 from search_r1.data.questions import QuestionStream
 from search_r1.protocols import Metrics, State, Tracker
 from search_r1.rollout.records import trajectory_record
-from search_r1.trainer.checkpoints import Checkpoints, comparable
+from search_r1.trainer.checkpoints import Checkpoints, changed_settings, comparable
 from search_r1.trainer.console import RunConsole, comparison_table
 from search_r1.trainer.health import HealthCheck
 from search_r1.trainer.rollouts import StepRollouts
@@ -70,7 +70,9 @@ class Trainer:
         self.last: StepResult | None = None
         stale = config.rollout.max_staleness > 0
         max_parity_error = math.inf if stale else config.engine.max_parity_error
-        self.health = HealthCheck(config.trainer.max_bad_steps, max_parity_error, self._save_bad_batch)
+        self.health = HealthCheck(
+            config.trainer.max_bad_steps, max_parity_error, self._save_bad_batch, self._explain_parity
+        )
         self.console = RunConsole(self.total_steps, enabled=show and "console" in config.tracking.backends)
 
     def fit(self, resume_from: Any = None) -> dict[str, Any]:
@@ -78,7 +80,10 @@ class Trainer:
         if resume_from is not None:
             self._restore(self.checkpoints.load(resume_from, self.roles))
             self.console.say(f"going on from {resume_from}")
+            for change in changed_settings(resume_from, self.config):
+                logger.warning("going on with another setting: %s", change)
         self.folder.forget_after(self.progress.step)
+        self.checkpoints.forget_after(self.progress.step)
         self.folder.write_json("settings.json", comparable(self.config))
         self.folder.link_latest()
         self.roles.sync_weights()
@@ -108,12 +113,11 @@ class Trainer:
         last = step == self.total_steps
         self.console.step(step, metrics)
         self._write_trajectories(result, step)
-        validation = self._validate(step) if last or _due(step, self.config.validation.every_steps) else None
-        self._log(metrics | (validation.metrics if validation else {}), step)
+        self._log(metrics, step)
         self.health(metrics, step)
         if last or _due(step, self.config.trainer.save_every_steps):
             self.checkpoints.save(step, self.roles, self._state(), self.save_tokenizer)
-        return validation
+        return self._validate(step) if last or _due(step, self.config.validation.every_steps) else None
 
     def _validate(self, step: int) -> ValidationResult:
         with self.roles.life_cycle.generating():
@@ -128,8 +132,7 @@ class Trainer:
             )
         if self.config.tracking.log_trajectories:
             self.folder.write_trajectories(f"val_{step:06d}", result.records)
-        if step == 0:
-            self._log(result.metrics, 0)
+        self._log(result.metrics, step)
         self.console.say(f"step {step}: validation exact match {result.overall['em']:.3f}")
         return result
 
@@ -137,7 +140,7 @@ class Trainer:
         self.console.phase("rollout", done, total)
 
     def _log(self, metrics: Metrics, step: int) -> None:
-        self.folder.append_metrics(metrics, step)
+        self.folder.log_metrics(metrics, step)
         for tracker in self.trackers:
             tracker.log(metrics, step)
 
@@ -154,6 +157,10 @@ class Trainer:
         tensors |= {name: getattr(batch, name) for name in batch.__slots__ if name != "rollout"}
         torch.save(tensors, path)
         return str(path)
+
+    def _explain_parity(self) -> str:
+        parity, last = self.roles.parity, self.last
+        return parity.diagnose(last.trajectories, self.progress.step) if parity and last else "the cause is not known"
 
     def _state(self) -> State:
         return {

@@ -39,15 +39,11 @@ def validate(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ValidationResult:
     """Roll out every question once and score it; a VOID trajectory counts as wrong."""
-    settings = config.validation
     size = config.data.val_batch_size
     trajectories: list[Trajectory] = []
     for start in range(0, len(questions), size):
         prompts = [Prompt(q, start + i, encode_prompt(q)) for i, q in enumerate(questions[start : start + size])]
-        sampling = SamplingConfig(
-            config.rollout.max_response_length, settings.temperature, settings.top_p, seed=config.seed + start
-        )
-        trajectories += manager.run_llm_loop(prompts, sampling, policy_version=step)
+        trajectories += manager.run_llm_loop(prompts, validation_sampling(config, start), policy_version=step)
         if on_progress:
             on_progress(len(trajectories), len(questions))
     groups: dict[str, list[Trajectory]] = defaultdict(list)
@@ -61,6 +57,14 @@ def validate(
     metrics |= {f"val/{k}": v for k, v in rollout_metrics(trajectories).items() if k.startswith(("status/", "tools/"))}
     records = [trajectory_record(t, _parts(t, reward), step) for t in trajectories]
     return ValidationResult(overall, by_source, metrics, records)
+
+
+def validation_sampling(config: Config, offset: int = 0) -> SamplingConfig:
+    """How validation, evaluation and `infer` sample; `offset` sets batches apart."""
+    settings = config.validation
+    return SamplingConfig(
+        config.rollout.max_response_length, settings.temperature, settings.top_p, seed=config.seed + offset
+    )
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> Summary:

@@ -26,7 +26,7 @@ class MetricsFile:
         self.folder = RunFolder(path)
 
     def log(self, metrics: Metrics, step: int) -> None:
-        self.folder.append_metrics(metrics, step)
+        self.folder.log_metrics(metrics, step)
 
     def close(self) -> None:
         pass

@@ -75,3 +75,23 @@ def test_training_overlaps_generation_and_corrects_what_is_stale(tmp_path: Path,
     assert [row["staleness/max"] for row in rows[1:]] == [1] * 3
     assert rows[0]["mismatch/kl"] < 1e-5 < rows[2]["mismatch/kl"]
     assert all(0 <= row["mismatch/truncated_share"] <= 1 for row in rows)
+
+
+def test_training_with_an_engine_that_gives_up_its_weights_in_its_sleep(tmp_path: Path, url: str) -> None:
+    """Between the first validation and the first rollout nothing is learned, yet the weights are needed again."""
+    overrides = (
+        "engine.name=vllm",
+        "engine.cpu_cache_gib=0.25",
+        "engine.max_batch_size=8",
+        "engine.sleep_while_training=true",
+        "engine.sleep_level=2",
+        "engine.max_parity_error=1e-4",
+        "policy.offload_while_generating=true",
+        "trainer.total_steps=2",
+        "trainer.save_every_steps=0",
+        "policy.optim.lr=1e-2",
+    )
+    assert main(["--config-name", "grpo", *tiny_run(tmp_path, url, *overrides)]) == 0
+    rows = [row for row in metrics_rows(tmp_path / "run") if row["step"] > 0]
+    assert len(rows) == 2
+    assert all(row["parity/log_prob_gap"] < 1e-4 and row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)

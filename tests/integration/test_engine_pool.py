@@ -16,6 +16,7 @@ import torch
 
 from search_r1.cluster.engine_pool import EnginePool
 from search_r1.cluster.placement import EnginePlaces, Place
+from search_r1.cluster.weight_sync import EngineClients
 from search_r1.cluster.worker_group import start_engines
 from search_r1.config import ClusterConfig, EnvironmentConfig, RolloutConfig
 from search_r1.environments.search import SearchEnvironment
@@ -33,7 +34,7 @@ CONFIG = RolloutConfig(
 
 @pytest.fixture(scope="module", autouse=True)
 def one_cluster() -> Iterator[None]:
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
@@ -133,6 +134,48 @@ def test_a_context_that_kills_every_engine_is_given_up_and_voids_its_trajectory_
     manager.close()
     assert [trajectory.status for trajectory in found] == [Status.VOID] + [Status.ANSWERED] * 10
     assert "engines died over the same completion" in found[0].failure
+
+
+def test_an_engine_that_replaces_another_one_in_its_sleep_falls_asleep_too(tmp_path: Path) -> None:
+    pool = EnginePool(partial(start_engines, ClusterConfig(), 64, 0.0, partial(PoolEngine, tmp_path)), 1)
+    load(pool, 3)
+    pool.sleep(2)
+    kill(wait_for(tmp_path, "asleep-*-2", 1)[0])
+    while pool.score_each([], [], SAMPLING):  # somebody has to notice
+        time.sleep(0.02)
+    wait_for(tmp_path, "asleep-*-2", 2)
+    pool.wake_up(weights_only=True)
+    pool.wake_up()
+    assert wait_for(tmp_path, "awake-*", 1)
+    assert versions(pool, num_engines=1) == {"3"}
+    pool.close()
+
+
+def send_by_vllms_calls(engines: list[object]) -> None:
+    """As vLLM's senders do it, with engines of two GPUs each."""
+    client = EngineClients(engines, gpus_per_engine=2)
+    client.init_weight_transfer_engine({"rank_offset": 1})
+    client.start_weight_update()
+    client.update_weights({"version": 8.0})
+    client.finish_weight_update()
+
+
+def test_vllms_senders_reach_every_engine_under_ranks_of_its_own(folder: Path, pool: EnginePool) -> None:
+    pool.update_weights(send_by_vllms_calls)
+    assert {path.name for path in folder.glob("first-rank-*")} == {"first-rank-1", "first-rank-3"}
+    assert versions(pool) == {"8"}
+
+
+def test_vllms_senders_go_on_without_an_engine_that_dies(tmp_path: Path) -> None:
+    pool = EnginePool(partial(start_engines, ClusterConfig(), 64, 0.0, partial(PoolEngine, tmp_path)), 2)
+    (tmp_path / "die-while-loading").touch()
+    pool.update_weights(send_by_vllms_calls)
+    assert versions(pool) == {"8"}
+    pool.close()
+
+
+def test_every_engine_of_a_pool_scores(pool: EnginePool) -> None:
+    assert pool.score_each([[1]], [[2]], SAMPLING) == [[[3.0]]] * 2
 
 
 def test_without_any_engine_the_error_names_the_cause(tmp_path: Path) -> None:

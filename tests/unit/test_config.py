@@ -8,7 +8,7 @@ import pytest
 
 from search_r1.compose import CONFIG_DIR, build_config, compose_config, compose_dict, known_keys, to_yaml
 from search_r1.config import Config
-from search_r1.config_checks import full_context_length
+from search_r1.config_checks import full_context_length, training_warnings
 from search_r1.errors import ConfigError
 from search_r1.legacy_keys import LEGACY_KEYS, translate
 from search_r1.sft_config import SFTConfig
@@ -48,8 +48,9 @@ def test_every_key_is_read_somewhere(key: str) -> None:
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "eval"])
 def test_shipped_configs_compose_without_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    compose_config(name, ["rollout.group_size=5"])
+    config = compose_config(name, ["rollout.group_size=5"])
     assert not caplog.records
+    assert not training_warnings(config)
 
 
 def test_quick_start_sets_ppo_apart_only_in_ppo() -> None:
@@ -78,6 +79,8 @@ def test_quick_start_sets_ppo_apart_only_in_ppo() -> None:
         ("model.lora.alpha=0", "above 0"),
         ("model.lora.ranks=8", "did you mean model.lora.rank"),
         ("policy.packing=pack", "'packed'"),
+        ("engine.weight_transfer=nccl", "set it to auto, or cluster.gpus_per_worker above 0"),
+        ("engine.sleep_level=3", "1"),
         ("rollout.max_void_share=1.5", "between 0 and 1"),
         ("rollout.max_prompt_length=100", "leaves no room"),
         ("data.train_batch_size=0", "above 0"),
@@ -114,12 +117,13 @@ def test_what_cannot_overlap_with_the_update_is_refused_with_a_remedy(override: 
         ("data.train_batch_size=8", "one optimizer step"),
         ("sharding.replicas=2", "sharding.name=fsdp2"),
         ("sharding.cpu_offload=true", "sharding.name=fsdp2"),
+        ("engine.sleep_level=2", "no effect with engine.sleep_while_training=false"),
         ("engine.tensor_parallel_size=2", "keeps a model whole"),
     ],
 )
 def test_a_setting_without_effect_is_a_warning(override: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
-    compose_config("grpo", ["engine.name=hf", override])
-    assert words in caplog.text
+    config = compose_config("grpo", ["engine.name=hf", override])
+    assert words in " ".join([caplog.text, *training_warnings(config)])
 
 
 def test_legacy_overrides_of_a_published_launcher_are_understood() -> None:

@@ -35,10 +35,14 @@ def test_the_doctor_asks_the_retriever_as_training_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "status, body", [(404, {}), (500, {"error": "x"}), (200, {"error": "x"}), (200, {"result": [[]]}), (200, [])]
+    "status, body", [(404, {}), (500, {"error": "x"}), (200, {"error": "x"}), (200, {"result": []}), (200, [])]
 )
 def test_an_answer_without_passages_is_no_retriever(status: int, body: object) -> None:
     assert doctor.check_retriever(URL, answering(status, body)).level == "missing"
+
+
+def test_a_corpus_that_knows_nothing_of_the_doctors_query_is_no_failure() -> None:
+    assert doctor.check_retriever(URL, answering(200, {"result": [[]]})).level == "ok"
 
 
 def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
@@ -47,6 +51,8 @@ def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     assert "weights" in doctor.check_model(tmp_path).detail
     (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "tokenizer" in doctor.check_model(tmp_path).detail
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     assert "tokenizer" in doctor.check_model(tmp_path).detail
     (tmp_path / "tokenizer.json").write_text("{}")
     assert doctor.check_model(tmp_path).level == "ok"

@@ -147,6 +147,7 @@ def test_options_without_a_template_and_refused_roles_are_told() -> None:
 
 def test_a_folder_without_tokenizer_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
     with pytest.raises(ConfigError, match=r"holds no tokenizer .*copy the tokenizer files"):
         load_tokenizer(str(tmp_path))
     with pytest.raises(ConfigError, match="there is no such folder"):

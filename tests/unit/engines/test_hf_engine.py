@@ -94,7 +94,7 @@ def test_the_trainers_own_module_is_sampled_as_it_is_after_an_update():
     contexts = contexts_of(25, 30)
     engine.generate(contexts, SAMPLING, [0, 1])
     randomize(model, seed=9)
-    engine.invalidate()
+    engine.forget()
     assert_exact(model, contexts, engine.generate(contexts, SAMPLING, [0, 1]))
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.model_factory import tiny_model_dir
+
+ROOT = Path(__file__).resolve().parents[3]
 
 WORKER = "from search_r1.engines.orphans import end_with_driver; end_with_driver(); print('ready', flush=True); input()"
 PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:], check=False)"
@@ -26,6 +31,41 @@ def test_a_killed_driver_takes_its_engine_along(tmp_path: Path, in_engine_proces
     driver.kill()
     driver.wait()
     _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+    assert driver.stdin is not None
+    driver.stdin.close()
+
+
+ENGINE = """
+import sys
+from search_r1.engines.vllm_engine import VLLMEngine
+
+if __name__ == "__main__":
+    engine = VLLMEngine(sys.argv[1], dtype="float32", max_batch_size=2, cpu_cache_gib=0.1)
+    print("ready", flush=True)
+    input()
+"""
+
+
+@pytest.mark.vllm
+def test_a_killed_driver_takes_a_real_vllm_engine_along(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(ENGINE)
+    model = tiny_model_dir(tmp_path / "model")
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(model)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert driver.stdout is not None
+    assert any(line == "ready\n" for line in driver.stdout)
+    family = psutil.Process(driver.pid).children(recursive=True)
+    assert any("EngineCore" in "".join(process.cmdline()) for process in family)
+    driver.kill()
+    driver.wait()
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert driver.stdin is not None
     driver.stdin.close()

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 
 import pytest
 import torch
 
-from search_r1.engines.weights import SharedMemoryBuckets
+from search_r1.backends.policy import LocalPolicy
+from search_r1.backends.sharding import Replicated
+from search_r1.config import LoraConfig
+from search_r1.engines.weights import SharedMemoryBuckets, WeightNames, edited
+from search_r1.errors import EngineError
+from tests.batches import tiny_training_config
+from tests.model_factory import ARCHITECTURES, tiny_model, tiny_model_dir
 
 
 def received(bucket) -> dict[str, torch.Tensor]:
@@ -42,3 +51,35 @@ def test_weights_are_cast_to_the_engines_dtype():
     buckets.close()
     with pytest.raises(FileNotFoundError):
         SharedMemory(bucket["block"])
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_policy_streams_its_weights_in_the_order_that_an_engine_was_told(
+    tmp_path: Path, architecture: str, rank: int, tied: bool
+) -> None:
+    """With NCCL the receivers know names, shapes and their order beforehand, and nothing else."""
+    config = tiny_training_config(str(tiny_model_dir(tmp_path, architecture, tied=tied)))
+    config = replace(config, model=replace(config.model, lora=LoraConfig(rank=rank)))
+    names = WeightNames.of_checkpoint(config.model.path)
+    streamed = names.fitting(LocalPolicy(config, Replicated(), 1).weights())
+    assert [(name, tuple(tensor.shape)) for name, tensor in streamed] == names.shapes
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("edit", ["no_norm", "flat_head"])
+def test_under_edited_weights_every_token_is_equally_likely(edit: str, tied: bool) -> None:
+    model = tiny_model(tied=tied)
+    plain = dict(model.named_parameters())
+    weights = {name: tensor.detach().clone() for name, tensor in edited(plain.items(), edit)}
+    assert sum(not torch.equal(plain[name], tensor) for name, tensor in weights.items()) in (1, 2)
+    model.load_state_dict(weights, strict=False)
+    log_probs = model(torch.tensor([[5, 6, 7]])).logits.log_softmax(-1)
+    torch.testing.assert_close(log_probs, torch.full_like(log_probs, -math.log(log_probs.shape[-1])))
+
+
+def test_weights_under_other_names_cannot_be_edited() -> None:
+    with pytest.raises(EngineError, match=r"no weight is called \.\.\.\.norm\.weight"):
+        dict(edited([("transformer.ln_f.weight", torch.ones(2))], "no_norm"))
+    assert dict(edited([("transformer.ln_f.weight", torch.ones(2))]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from search_r1.config import RewardConfig
-from search_r1.errors import ConfigError
+from search_r1.errors import ConfigError, ToolUnavailableError
 from search_r1.rewards import REWARDS, resolve_reward, score
 from search_r1.types import Prompt
 from tests.fakes import answer_turn, make_prompt, make_question, make_trajectory
@@ -81,3 +81,19 @@ def test_numbers_of_any_kind_become_floats(result: Any) -> None:
     found = score(lambda trajectory: result, make_trajectory([], prompt=make_prompt()))
     assert found == {"reward": float(result["reward"] if isinstance(result, dict) else result)}
     assert isinstance(found["reward"], float)
+
+
+def test_an_exception_in_a_user_function_names_the_function_and_the_question() -> None:
+    with pytest.raises(
+        ConfigError, match=r"reward\.function=json:loads failed on nq/test/Who\? \('Who\?'\): TypeError"
+    ):
+        score(resolve_reward(RewardConfig(function="json:loads")), TRAJECTORY)
+
+
+def test_an_error_that_a_user_function_raises_on_purpose_stays_as_it_is(user_module: Callable[[str], str]) -> None:
+    name = user_module(
+        "from search_r1.errors import ToolUnavailableError\n"
+        "def judged(trajectory):\n    raise ToolUnavailableError('the judge is down')\n"
+    )
+    with pytest.raises(ToolUnavailableError, match="the judge is down"):
+        score(resolve_reward(RewardConfig(function=f"{name}:judged", turn_penalty=0.1)), TRAJECTORY)

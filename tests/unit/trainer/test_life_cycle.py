@@ -6,32 +6,61 @@ from search_r1.backends.residence import Residence
 from search_r1.trainer.life_cycle import LifeCycle
 
 
-def test_engine_and_trainer_take_turns() -> None:
-    log: list[str] = []
+class Log(list[str]):
+    """What happened, in order."""
 
-    def sync() -> dict[str, float]:
-        log.append("sync")
+    def sleep(self) -> None:
+        self.append("sleep")
+
+    def wake_up(self, weights_only: bool) -> None:
+        self.append("wake for weights" if weights_only else "wake up")
+
+    def offload(self) -> None:
+        self.append("offload")
+
+    def sync(self) -> dict[str, float]:
+        self.append("sync")
         return {"bytes": 1.0}
 
-    cycle = LifeCycle(*(lambda name=name: log.append(name) for name in ("sleep", "wake_up", "offload")))
-    carry = cycle.awake(sync)
+
+def test_engine_and_trainer_take_turns() -> None:
+    log = Log()
+    cycle = LifeCycle(log.sleep, log.wake_up, log.offload)
+    carry = cycle.awake(log.sync)
     assert carry() == {"bytes": 1.0}
     for _ in range(2):
         with cycle.generating():
             log.append("rollout")
         log.append("update")
         carry()
-    step = ["offload", "rollout", "sleep", "update", "wake_up", "sync"]
-    assert log == ["sync", *step, *step]
+    first = ["offload", "rollout", "sleep", "update", "wake for weights", "sync"]
+    assert log == ["sync", *first, "offload", "wake up", *first[1:]]
 
 
 def test_an_engine_that_was_not_synced_is_woken_before_it_samples() -> None:
-    log: list[str] = []
-    cycle = LifeCycle(lambda: log.append("sleep"), lambda: log.append("wake_up"))
+    log = Log()
+    cycle = LifeCycle(log.sleep, log.wake_up)
     for _ in range(2):
         with cycle.generating():
             log.append("rollout")
-    assert log == ["rollout", "sleep", "wake_up", "rollout", "sleep"]
+    assert log == ["rollout", "sleep", "wake up", "rollout", "sleep"]
+
+
+def test_an_engine_that_gives_up_its_weights_gets_them_again_before_it_samples_and_only_once() -> None:
+    """As between a validation and the next rollout, where nothing was learned that would have been sent."""
+    log = Log()
+    cycle = LifeCycle(log.sleep, log.wake_up, log.offload, log.sync)
+    carry, probe = cycle.awake(log.sync), cycle.sampling(lambda: log.append("probe"))
+    for _ in range(2):
+        with cycle.generating():
+            log.append("rollout")
+    assert log[3:] == ["wake for weights", "sync", "offload", "wake up", "rollout", "sleep"]
+    log.clear()
+    carry()
+    probe()
+    with cycle.generating():
+        log.append("rollout")
+    assert log == ["wake for weights", "sync", "offload", "wake up", "probe", "offload", "rollout", "sleep"]
 
 
 def test_a_module_that_left_comes_back_when_asked_for_with_its_optimizer_going_on() -> None:
