@@ -7,7 +7,7 @@ import re
 import pytest
 
 from search_r1.compose import compose_config
-from search_r1.config import Config, ModelConfig
+from search_r1.config import ModelConfig
 from search_r1.config_checks import check_training, training_warnings
 from search_r1.errors import ConfigError
 from search_r1.evaluate import expand
@@ -49,7 +49,7 @@ def test_a_value_out_of_its_range_is_refused_by_its_key(override: str, words: st
     "override", ["data.max_val_questions=null", "engine.max_batch_tokens=null", "policy.clip_ratio_high=null"]
 )
 def test_null_stands_for_no_limit(override: str) -> None:
-    assert compose_config("grpo", [override]) == Config()
+    assert compose_config("grpo", [override]) == compose_config("grpo", [])
 
 
 def test_no_questions_to_evaluate_are_refused_by_their_short_name_too() -> None:
