@@ -7,7 +7,7 @@ export GOMP_SPINCOUNT ?= 0
 export OMP_WAIT_POLICY ?= passive
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format lint types test test-slow check smoke
+.PHONY: help setup format lint types test test-slow test-gpu check smoke
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: setup ## the suite
 
 test-slow: setup ## what takes more than a minute a test
 	$(PYTHON) -m pytest -m slow
+
+test-gpu: setup ## what needs a GPU; skipped without one
+	$(PYTHON) -m pytest tests/gpu
 
 check: lint types test ## all that CI checks of the code
 
