@@ -42,15 +42,17 @@ def convert(
     """Records to rows: those without question or answer and repeated questions are dropped and counted.
 
     A row's id is `{source}/{split}/{the source's own id, else the record's position}`; its index is the position.
-    Two questions are the same when they differ in case, white space or the question mark only.
+    Two questions are the same when they have the same answers and differ in case, white space or the question mark
+    only: a text may be asked of several things of one name, with an answer each.
     """
     result, questions, ids = Converted(), set(), set()
     for index, record in enumerate(records):
         if limit is not None and result.counts["kept"] >= limit:
             break
         result.counts["read"] += 1
-        key = " ".join(record.question.casefold().split()).rstrip("? ")
-        if not key:
+        text = " ".join(record.question.casefold().split()).rstrip("? ")
+        key = (text, *sorted(record.answers))
+        if not text:
             result.counts["no question"] += 1
         elif not record.answers:
             result.counts["no answer"] += 1

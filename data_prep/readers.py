@@ -23,6 +23,7 @@ from search_r1.errors import DataError
 
 Row = Mapping[str, Any]
 _WRAPPERS = {"Data", "data"}
+_ESCAPED = re.compile(r'"(?:[^"]|"")+"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +203,19 @@ def _table(path: Path) -> Iterator[Row]:
             if number == 1 and any(name.lower() == "question" for name in fields):
                 header = fields
                 continue
+            if header is None:
+                fields[0] = _unquoted(fields[0])
             names = header or ["dpr_question", "dpr_answers"]
             if len(fields) != len(names):
                 raise DataError(f"{path}: line {number} has {len(fields)} columns instead of {len(names)}")
             yield dict(zip(names, fields, strict=True))
+
+
+def _unquoted(field: str) -> str:
+    """DPR's files escape some fields twice; a field that only begins and ends with quoted words is none of them."""
+    while _ESCAPED.fullmatch(field):
+        field = field[1:-1].replace('""', '"')
+    return field
 
 
 def _listed(text: Any) -> list[Any]:

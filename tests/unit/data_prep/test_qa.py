@@ -59,7 +59,7 @@ def test_what_is_dropped_is_counted_with_its_reason() -> None:
         Record("", ("Ann",)),
         Record("?", ("Ann",)),
         Record("why", ()),
-        Record("who  wrote IT", ("Bo",)),
+        Record("who  wrote IT", ("Ann",)),
         Record("who sang it", ("Cy",), "a"),
         Record("who drew it", ("Di",)),
     ]
@@ -71,6 +71,17 @@ def test_what_is_dropped_is_counted_with_its_reason() -> None:
     ]  # fmt: skip
     limited = qa.convert(records, source="mine", split="dev", limit=2)
     assert limited.counts["kept"] == 2
+
+
+def test_one_text_asked_of_two_things_of_the_same_name_stays_twice() -> None:
+    records = [
+        Record("Who is the author of Home?", ("Toni Morrison",), "1"),
+        Record("Who is the author of Home?", ("Marilynne Robinson", "Robinson"), "2"),
+        Record("who is the author of Home", ("Robinson", "Marilynne Robinson"), "3"),
+    ]
+    result = qa.convert(records, source="popqa", split="test")
+    assert (result.counts["kept"], result.counts["duplicate question"]) == (2, 1)
+    assert [row["extra_info"]["id"] for row in result.rows] == ["popqa/test/1", "popqa/test/2"]
 
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

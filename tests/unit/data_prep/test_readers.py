@@ -176,3 +176,11 @@ def test_a_file_cut_short_or_of_another_encoding_is_told(tmp_path: Path) -> None
     for path in (latin, short):
         with pytest.raises(DataError, match=f"{path.name}: the file is cut short or not UTF-8"):
             list(read_records(path))
+
+
+def test_a_question_that_its_file_escapes_twice_is_read_as_it_was_asked(tmp_path: Path) -> None:
+    questions = [record.question for record in read_records(shared_data("formats/dpr_trivia.tsv"))]
+    assert 'What was the name of the "girl with kaleidoscope eyes" in a Beatles song?' in questions
+    file = tmp_path / "dpr.tsv"
+    file.write_text('"""Ann"" met whom, ""Bo""?"\t[\'x\']\n"""Ann"" or ""Bo"""\t[\'x\']\n')
+    assert [record.question for record in read_records(file)] == ['"Ann" met whom, "Bo"?', '"Ann" or "Bo"']
