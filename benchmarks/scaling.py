@@ -37,7 +37,7 @@ from search_r1.trainer.step import Roles, Stopwatch, train_step  # noqa: E402
 from search_r1.trainer.trainer import build_kl_controller, optimizer_steps  # noqa: E402
 from search_r1.types import Completion, SamplingConfig  # noqa: E402
 
-PHASES = ("rollout", "reward", "log_probs", "actor", "sync")
+PHASES = ("rollout", "log_probs", "actor", "sync", "parity")
 Times = dict[str, float]
 
 
