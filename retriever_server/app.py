@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import orjson
@@ -148,7 +148,8 @@ class RetrievalService:
 
     def search(self, parse: Parse, render: Render) -> Handler:
         """A handler that reads one request form and writes the matching answer form."""
-        limits, observe = self._settings.limits, self._metrics.request_seconds.observe
+        limits = replace(self._settings.limits, corpus_size=self._retriever.describe().get("rows"))
+        observe = self._metrics.request_seconds.observe
 
         async def handler(request: Request) -> Answer:
             started = time.monotonic()

@@ -42,6 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
     add("--port-file", type=Path, help="write the port there once the server is ready")
     add("--topk", type=_positive, default=3, help="passages a query when a request names no topk (default: 3)")
+    add("--max-topk", type=_positive, default=1000, help="largest topk a request may ask for (default: 1000)")
     add("--timeout-s", type=float, default=30.0, help="longest a request may take (default: 30)")
     add("--max-batch", type=_positive, default=256, help="queries searched together (default: 256)")
     add("--max-queued", type=_positive, default=20_000, help="waiting queries before 503 (default: 20000)")
@@ -53,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def settings_of(options: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
-        limits=Limits(default_top_k=options.topk),
+        limits=Limits(default_top_k=options.topk, max_top_k=max(options.max_topk, options.topk)),
         timeout_s=options.timeout_s,
         max_batch=options.max_batch,
         max_queued=options.max_queued,

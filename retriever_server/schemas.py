@@ -26,6 +26,8 @@ class Limits:
 
     default_top_k: int = 3
     max_top_k: int = 1000
+    corpus_size: int | None = None
+    """Passages that exist: a larger top-k is cut to it before the limits apply. None: not known."""
     max_body_bytes: int = 8 << 20
     max_queries: int = 10_000
     max_query_chars: int = 32_768
@@ -133,7 +135,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _search_request(fields: dict[str, Any], queries: list[str], limits: Limits) -> SearchRequest:
-    top_k = _top_k(fields, _TOP_K_NAMES, limits, default=limits.default_top_k)
+    top_k = _top_k(fields, _TOP_K_NAMES, limits, limits.default_top_k, limits.corpus_size)
     assert top_k is not None
     if len(queries) * top_k > limits.max_passages:
         raise _invalid(f"{len(queries)} queries times topk {top_k} is above {limits.max_passages:,} passages")
@@ -158,10 +160,14 @@ def _not_blank(queries: list[str]) -> list[str]:
     return queries
 
 
-def _top_k(fields: dict[str, Any], names: Sequence[str], limits: Limits, default: int | None) -> int | None:
+def _top_k(
+    fields: dict[str, Any], names: Sequence[str], limits: Limits, default: int | None, at_most: int | None = None
+) -> int | None:
     top_k = next((fields[name] for name in names if fields.get(name) is not None), default)
     if top_k is None:
         return None
+    if at_most is not None and type(top_k) is int:
+        top_k = min(top_k, max(at_most, 1))
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= limits.max_top_k:
         raise _invalid(f"topk must be an integer from 1 to {limits.max_top_k:,}")
     return top_k

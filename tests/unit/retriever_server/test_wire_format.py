@@ -12,7 +12,10 @@ from starlette.testclient import TestClient
 
 from retriever_server.app import ServerSettings, create_app
 from retriever_server.bm25 import BM25Retriever
+from retriever_server.command import make_parser, settings_of
 from retriever_server.corpus import Corpus
+from retriever_server.errors import RequestError
+from retriever_server.schemas import parse_retrieve
 from tests.fake_retrievers import StubRetriever
 
 SETTINGS = ServerSettings(warm_up_query="warm up")
@@ -67,6 +70,21 @@ def test_an_absurd_topk_is_422(client: TestClient, topk: object) -> None:
     answer = client.post("/retrieve", json={"queries": ["a"], "topk": topk})
     assert answer.status_code == 422
     assert "topk" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("topk", [1000, 1001, 10**12])
+def test_no_topk_is_absurd_for_a_corpus_below_the_limit(tmp_path: Path, topk: int) -> None:
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"id": "1", "contents": '"Oslo"\nOslo is a city.'}))
+    with TestClient(create_app(BM25Retriever.build(Corpus.open(tmp_path / "corpus.jsonl")), SETTINGS)) as client:
+        (passages,) = client.post("/retrieve", json={"queries": ["oslo"], "topk": topk}).json()["result"]
+    assert len(passages) == 1
+
+
+def test_the_largest_topk_is_a_setting() -> None:
+    settings = settings_of(make_parser().parse_args(["--retriever", "bm25", "--corpus", "c", "--max-topk", "2000"]))
+    assert parse_retrieve(b'{"queries": ["a"], "topk": 1500}', settings.limits).top_k == 1500
+    with pytest.raises(RequestError, match="from 1 to 2,000"):
+        parse_retrieve(b'{"queries": ["a"], "topk": 2001}', settings.limits)
 
 
 def test_unknown_fields_are_ignored(client: TestClient) -> None:
