@@ -85,9 +85,9 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
     from search_r1.data.chat_templates import choose_chat_template
     from search_r1.data.sft_examples import read_examples, split_validation
     from search_r1.trainer.build_sft import build_learner
-    from search_r1.trainer.run_folder import versions
+    from search_r1.trainer.run_folder import RunFolder, versions
     from search_r1.trainer.sft_loop import plan_batches
-    from search_r1.trainer.sft_run import SFTRun, find_sft_resume
+    from search_r1.trainer.sft_run import SFTRun, find_sft_resume, fixed_settings
     from search_r1.trainer.tracking import build_trackers
 
     check_model_folder(config.model.path)
@@ -103,8 +103,11 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
     pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
     settings = redact(asdict(config))
     with ExitStack() as stack:
-        learner = build_learner(config, len(plan), pad_token_id, stack)
+        RunFolder(Path(config.output_dir)).write_json("settings.json", fixed_settings(config))
         trackers = build_trackers(config.tracking, Path(config.output_dir), settings)
+        for tracker in trackers:
+            stack.callback(tracker.close)
+        learner = build_learner(config, len(plan), pad_token_id, stack)
         run = SFTRun(config, learner, examples, validation, plan, trackers, tokenizer.save_pretrained, console)
         if checkpoint:
             run.restore(checkpoint)

@@ -103,8 +103,6 @@ class SFTRun:
         self.learner.save_pretrained(str(self.folder.path.resolve()))
         self.save_tokenizer(str(self.folder.path))
         write_loss_plot(self.folder.path)
-        for tracker in self.trackers:
-            tracker.close()
         summary = self._summary(last)
         self.folder.write_json("summary.json", summary)
         return summary

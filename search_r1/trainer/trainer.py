@@ -98,8 +98,6 @@ class Trainer:
         self.folder.write_json("summary.json", summary)
         self.console.console.print(comparison_table(self.progress.before, self._tables(after)))
         self.console.say(f"run folder: {self.folder.path}")
-        for tracker in self.trackers:
-            tracker.close()
         return summary
 
     def _step(self, step: int) -> ValidationResult | None:

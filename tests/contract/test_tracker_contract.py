@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from search_r1.config import TrackingConfig
+from search_r1.errors import ConfigError
 from search_r1.protocols import Metrics, Tracker
 from search_r1.trainer.run_folder import RunFolder
-from search_r1.trainer.tracking import build_trackers
+from search_r1.trainer.tracking import build_trackers, run_id
 
 History = dict[int, Metrics]
 
@@ -133,7 +137,7 @@ def test_a_run_that_is_taken_up_again_adds_to_what_was_logged(backend: str, tmp_
         tracker.close()
         if backend == "wandb":
             assert READERS[backend](tmp_path / "run") == {step: {"reward/mean": float(step)}}
-            (file,) = (tmp_path / "run").glob("wandb/offline-run-*/run-run.wandb")
+            (file,) = (tmp_path / "run").glob("wandb/offline-run-*/run-run-*.wandb")
             file.parent.rename(tmp_path / f"part-{step}")
     if backend != "wandb":
         assert READERS[backend](tmp_path / "run") == {1: {"reward/mean": 1.0}, 2: {"reward/mean": 2.0}}
@@ -142,3 +146,40 @@ def test_a_run_that_is_taken_up_again_adds_to_what_was_logged(backend: str, tmp_
 def test_a_backend_that_was_not_chosen_leaves_nothing(tmp_path: Path) -> None:
     assert build_trackers(TrackingConfig(backends=("console",)), tmp_path, {}) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_that_are_taken_again_replace_those_of_before_in_tensorboard(tmp_path: Path) -> None:
+    for steps, value in (((1, 2, 3), 0.0), ((2,), 1.0)):
+        tracker = make("tensorboard", tmp_path / "run")
+        for step in steps:
+            tracker.log({"reward/mean": value}, step)
+        tracker.close()
+    assert read_tensorboard(tmp_path / "run") == {1: {"reward/mean": 0.0}, 2: {"reward/mean": 1.0}}
+
+
+def test_runs_of_one_name_in_two_places_are_two_runs(tmp_path: Path) -> None:
+    assert run_id(tmp_path / "a" / "run") != run_id(tmp_path / "b" / "run")
+    assert run_id(tmp_path / "a" / "run") == run_id(tmp_path / "b" / ".." / "a" / "run")
+
+
+def test_wandb_without_an_account_is_told_with_its_remedy(tmp_path: Path) -> None:
+    """In a process of its own: wandb remembers the mode of its first run."""
+    code = (
+        "from pathlib import Path; import search_r1.trainer.tracking as t\n"
+        "try: t.build_trackers(t.TrackingConfig(backends=('wandb',)), Path('.'), {})\n"
+        "except t.ConfigError as error: print(error)\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    own = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    env = kept | own | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert "run `wandb login`, set WANDB_MODE=offline" in told.stdout, told.stderr
+
+
+@pytest.mark.parametrize("module", ["wandb", "torch.utils.tensorboard"])
+def test_a_backend_that_is_not_installed_is_named(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    name = module.rpartition(".")[2]
+    with pytest.raises(ConfigError, match=f"tracking.backends has {name}.*pip install {name}"):
+        make(name, tmp_path / "run")

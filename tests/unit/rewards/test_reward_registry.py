@@ -84,9 +84,7 @@ def test_numbers_of_any_kind_become_floats(result: Any) -> None:
 
 
 def test_an_exception_in_a_user_function_names_the_function_and_the_question() -> None:
-    with pytest.raises(
-        ConfigError, match=r"=json:loads failed on nq/test/Who\? \('Who\?'\): TypeError"
-    ):
+    with pytest.raises(ConfigError, match=r"=json:loads failed on nq/test/Who\? \('Who\?'\): TypeError"):
         score(resolve_reward(RewardConfig(function="json:loads")), TRAJECTORY)
 
 
