@@ -77,6 +77,7 @@ class ConversationEncoder:
         self._tokenizer = tokenizer
         self._encode_prompt = PromptEncoder(tokenizer)
         self._with_tools: dict[str, ToolPrompts] = {}
+        self._behind_last_turn: tuple[list[int], list[int]] | None = None
 
     def __call__(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> SFTExample:
         """`tools` are function schemas, which the prompt shows as a rollout's does.
@@ -102,7 +103,7 @@ class ConversationEncoder:
             if not following and not has_calls and message["content"].rstrip().endswith(_END_OF_ROLLOUT):
                 continue
             between = list(takewhile(lambda m: m["role"] != "assistant", following))
-            end, rest = self._after_turn(messages[:first], between)
+            end, rest = self._after_turn(between)
             append(end, learned=True)
             if len(between) < len(following):
                 append(rest, learned=False)
@@ -117,14 +118,22 @@ class ConversationEncoder:
             self._with_tools[key] = ToolPrompts(self._tokenizer, schemas)
         return self._with_tools[key].encode(messages, list(schemas))
 
-    def _after_turn(self, prompt: Sequence[Message], between: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def _after_turn(self, between: Sequence[Message]) -> tuple[list[int], list[int]]:
         """What follows an assistant turn: the end-of-turn token, and the messages up to the next assistant turn.
 
-        They are rendered behind stand-ins for the turn, so that templates that rewrite earlier turns change nothing;
-        what two renderings have in common at their end follows the turn.
+        They are rendered behind stand-ins for the question and the turn, so that templates that rewrite earlier turns
+        change nothing; what two renderings have in common at their end follows the turn.
         """
+        if between:
+            return self._rendered_behind_turn(between)
+        if self._behind_last_turn is None:
+            self._behind_last_turn = self._rendered_behind_turn(between)
+        return self._behind_last_turn
+
+    def _rendered_behind_turn(self, between: Sequence[Message]) -> tuple[list[int], list[int]]:
+        question = {"role": "user", "content": "q"}
         first, second = (
-            self._encode_prompt([*prompt, {"role": "assistant", "content": stand_in}, *between])
+            self._encode_prompt([question, {"role": "assistant", "content": stand_in}, *between])
             for stand_in in _STAND_INS
         )
         same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(first), reversed(second), strict=False))
