@@ -103,10 +103,11 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
     pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
     settings = redact(asdict(config))
     with ExitStack() as stack:
-        RunFolder(Path(config.output_dir)).write_json("settings.json", fixed_settings(config))
         trackers = build_trackers(config.tracking, Path(config.output_dir), settings)
         for tracker in trackers:
             stack.callback(tracker.close)
+        if trackers and checkpoint is None:  # should this fail, a folder that trackers wrote to is known again
+            RunFolder(Path(config.output_dir)).write_json("settings.json", fixed_settings(config))
         learner = build_learner(config, len(plan), pad_token_id, stack)
         run = SFTRun(config, learner, examples, validation, plan, trackers, tokenizer.save_pretrained, console)
         if checkpoint:

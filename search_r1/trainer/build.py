@@ -274,13 +274,13 @@ def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stac
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     check_questions(config, tokenizer, [*train_questions, *val_questions])
     steps = optimizer_steps(config, len(train_questions))
-    folder = RunFolder(run_path)
-    stack.enter_context(folder.hold())
     trackers = build_trackers(config.tracking, run_path, settings)
     for tracker in trackers:
         stack.callback(tracker.close)
     build = build_local_roles if config.cluster.launcher == "local" else partial(build_ray_roles, run_path=run_path)
     roles = build(config, tokenizer, steps, stack)
+    folder = RunFolder(run_path)
+    stack.enter_context(folder.hold())
     return Trainer(
         config,
         roles,

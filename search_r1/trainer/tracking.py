@@ -25,6 +25,7 @@ class WandbTracker:
             from wandb.errors import Error as WandbError
         except ImportError as error:
             raise _not_installed("wandb", error) from error
+        run_path.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(
                 project=config.project,
