@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,14 @@ from search_r1.errors import ConfigError, DataError
 from search_r1.prompts import check_template, prompt_messages
 from search_r1.types import Question
 
+logger = logging.getLogger(__name__)
 ANSWER_SEPARATOR = "<|answer_split|>"
 _COLUMNS = (
     "id", "question", "golden_answers", "data_source", "prompt", "reward_model", "extra_info", "split", "tools"
 )  # fmt: skip
 _ROLES = ("system", "user", "assistant", "tool")
+_NUM_MEASURED = 2000
+"""Prompts whose length is looked at before a run."""
 
 
 def load_questions(files: str | Sequence[str], template: str = "dataset", limit: int | None = None) -> list[Question]:
@@ -73,6 +77,28 @@ def spread(questions: Sequence[Question], count: int | None) -> list[Question]:
     if count is None or count >= len(questions):
         return list(questions)
     return [questions[index * len(questions) // count] for index in range(count)]
+
+
+def check_prompt_lengths(
+    questions: Sequence[Question], encode_prompt: Callable[[Question], Sequence[int]], limit: int
+) -> None:
+    """Measure the prompts, or a sample of many, and warn where some are longer than `limit` tokens.
+
+    Raises:
+        ConfigError: all of them are.
+    """
+    lengths = [len(encode_prompt(question)) for question in spread(questions, _NUM_MEASURED)]
+    num_long = sum(length > limit for length in lengths)
+    if lengths and num_long == len(lengths):
+        raise ConfigError(
+            f"rollout.max_start_length={limit} is below the length of every prompt ({min(lengths)} tokens and more): "
+            "nothing would be rolled out; raise it, and rollout.max_prompt_length with it"
+        )
+    if num_long:
+        logger.warning(
+            "%d of %d prompts are longer than rollout.max_start_length=%d tokens (the longest has %d): nothing is "
+            "generated for them", num_long, len(lengths), limit, max(lengths),
+        )  # fmt: skip
 
 
 class QuestionStream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from search_r1.config import Config
 from search_r1.data.chat_turns import ChatTurns
-from search_r1.data.questions import load_questions, spread
+from search_r1.data.questions import check_prompt_lengths, load_questions, spread
 from search_r1.data.templates import PromptEncoder, encode_plain
 from search_r1.data.tool_prompts import ToolPrompts
 from search_r1.environments.async_retriever import GatheringRetrieverClient
@@ -35,9 +34,7 @@ from search_r1.trainer.step import Roles
 from search_r1.trainer.trainer import Trainer, optimizer_steps
 from search_r1.types import Question
 
-logger = logging.getLogger(__name__)
 EncodePrompt = Callable[[Question], tuple[int, ...]]
-_NUM_MEASURED_PROMPTS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,19 +245,7 @@ def check_questions(config: Config, tokenizer: Any, questions: Sequence[Question
     if config.environment.name == "tools":
         for question in {question.tools: question for question in questions}.values():
             encode_prompt(question)
-    limit = config.rollout.max_start_length
-    lengths = [len(encode_prompt(question)) for question in spread(questions, _NUM_MEASURED_PROMPTS)]
-    num_long = sum(length > limit for length in lengths)
-    if lengths and num_long == len(lengths):
-        raise ConfigError(
-            f"rollout.max_start_length={limit} is below the length of every prompt ({min(lengths)} tokens and more): "
-            "nothing would be rolled out; raise it, and rollout.max_prompt_length with it"
-        )
-    if num_long:
-        logger.warning(
-            "%d of %d prompts are longer than rollout.max_start_length=%d tokens (the longest has %d): nothing is "
-            "generated for them", num_long, len(lengths), limit, max(lengths),
-        )  # fmt: skip
+    check_prompt_lengths(questions, encode_prompt, config.rollout.max_start_length)
 
 
 def build_trainer(config: Config, run_path: Path, settings: dict[str, Any], stack: ExitStack) -> Trainer:
