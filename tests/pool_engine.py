@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from search_r1.protocols import Weights
@@ -53,10 +54,14 @@ class PoolEngine:
             return make_completion("<search>q</search>")
         return make_completion(f"<answer>{os.getpid()} {self._version:g}</answer>")
 
-    def load_weights(self, weights: Weights) -> None:
-        if (self._folder / "die-while-loading").exists():
+    def _die_if_told(self) -> None:
+        """One engine of those that look takes the order away and dies."""
+        with suppress(FileNotFoundError):
             (self._folder / "die-while-loading").unlink()
             os._exit(1)
+
+    def load_weights(self, weights: Weights) -> None:
+        self._die_if_told()
         ((_, tensor),) = weights
         self._version = float(tensor)
 
@@ -73,9 +78,7 @@ class PoolEngine:
         (self._folder / f"first-rank-{init_info['rank_offset']}").touch()
 
     def start_weight_update(self) -> None:
-        if (self._folder / "die-while-loading").exists():
-            (self._folder / "die-while-loading").unlink()
-            os._exit(1)
+        self._die_if_told()
 
     def update_weights(self, update_info: dict[str, float]) -> None:
         self._version = update_info["version"]

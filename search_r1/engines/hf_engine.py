@@ -110,7 +110,6 @@ class HFEngine:
                 for place, log_probs in zip(order, log_probs_at(logits, sampling.temperature), strict=True):
                     index = batch[place].index
                     found[index] = log_probs[list(candidates[index])].tolist()
-        self.forget()  # a probe leaves no trace: what is sampled next does not depend on it, not even by rounding
         return [found[index] for index in range(len(contexts))]
 
     def load_weights(self, weights: Weights) -> None:

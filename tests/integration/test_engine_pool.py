@@ -44,11 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("engines")
 
 
+def start_pool(folder: Path, count: int) -> EnginePool:
+    places = EnginePlaces([Place()] * count)
+    start = partial(start_engines, ClusterConfig(), 64, places, partial(PoolEngine, folder))
+    return EnginePool(start, count, give_back=places.give_back)
+
+
 @pytest.fixture(scope="module")
 def one_pool(folder: Path) -> Iterator[EnginePool]:
-    places = EnginePlaces([Place()] * 2)
-    start = partial(start_engines, ClusterConfig(), 64, places, partial(PoolEngine, folder))
-    pool = EnginePool(start, 2, give_back=places.give_back)
+    pool = start_pool(folder, 2)
     yield pool
     pool.close()
 
@@ -137,7 +141,7 @@ def test_a_context_that_kills_every_engine_is_given_up_and_voids_its_trajectory_
 
 
 def test_an_engine_that_replaces_another_one_in_its_sleep_falls_asleep_too(tmp_path: Path) -> None:
-    pool = EnginePool(partial(start_engines, ClusterConfig(), 64, 0.0, partial(PoolEngine, tmp_path)), 1)
+    pool = start_pool(tmp_path, 1)
     load(pool, 3)
     pool.sleep(2)
     kill(wait_for(tmp_path, "asleep-*-2", 1)[0])
@@ -167,7 +171,7 @@ def test_vllms_senders_reach_every_engine_under_ranks_of_its_own(folder: Path, p
 
 
 def test_vllms_senders_go_on_without_an_engine_that_dies(tmp_path: Path) -> None:
-    pool = EnginePool(partial(start_engines, ClusterConfig(), 64, 0.0, partial(PoolEngine, tmp_path)), 2)
+    pool = start_pool(tmp_path, 2)
     (tmp_path / "die-while-loading").touch()
     pool.update_weights(send_by_vllms_calls)
     assert versions(pool) == {"8"}
