@@ -87,7 +87,7 @@ class WorkerGroup:
             blind = sorted({home.node_id for home, sees in zip(self.homes, seen, strict=True) if not sees})
             raise ConfigError(
                 f"the nodes {', '.join(blind)} do not see {folder}, where the run's checkpoints are to be: set run_dir "
-                "to a folder on a filesystem that all nodes share"
+                "(in fine-tuning output_dir) to a folder on a filesystem that all nodes share"
             )
 
     def __len__(self) -> int:

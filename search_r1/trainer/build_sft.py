@@ -47,4 +47,5 @@ def build_learner(config: SFTConfig, total_steps: int, pad_token_id: int, stack:
     stack.callback(placement.connect(config.cluster))
     group = WorkerGroup(config.cluster, partial(build_sft_role, config, total_steps, pad_token_id))
     stack.callback(group.close)
+    group.check_shared(Path(config.output_dir).resolve())
     return RemoteLearner(group, sequence_cost(config.model.path, config.model.trust_remote_code))
