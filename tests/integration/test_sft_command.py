@@ -11,6 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from search_r1 import sft
+from search_r1.report.page import write_report
 from tests.model_factory import tiny_model_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def test_it_writes_a_model_that_loads_with_its_tokenizer_and_its_losses(arguments: list[str], tmp_path: Path) -> None:
-    assert sft.main(arguments) == 0
+    assert sft.main([*arguments, "tracking.backends=[tensorboard]"]) == 0
     AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
     AutoTokenizer.from_pretrained(tmp_path / "tuned")
     rows = [json.loads(line) for line in (tmp_path / "tuned" / "metrics.jsonl").read_text().splitlines()]
@@ -46,6 +47,8 @@ def test_it_writes_a_model_that_loads_with_its_tokenizer_and_its_losses(argument
     plot = ElementTree.parse(tmp_path / "tuned" / "loss.svg")
     lines = plot.findall(".//{http://www.w3.org/2000/svg}polyline")
     assert [len(line.get("points", "").split()) for line in lines] == [4, 2]
+    assert list((tmp_path / "tuned" / "tensorboard").iterdir())
+    assert "validation/loss" in write_report(tmp_path / "tuned").read_text()
 
 
 def test_the_same_seed_gives_the_same_metrics(arguments: list[str], tmp_path: Path) -> None:
