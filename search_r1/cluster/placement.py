@@ -20,7 +20,15 @@ from search_r1.config import ClusterConfig, Config
 from search_r1.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-_FORWARDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM", "LD_PRELOAD")
+_FORWARDED = (
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "HF_HUB_OFFLINE",
+    "HF_HOME",
+    "TOKENIZERS_PARALLELISM",
+    "LD_PRELOAD",
+    "VLLM_LOGGING_LEVEL",
+)
 """Environment variables of the driver that workers on every node should see."""
 
 
@@ -197,4 +205,5 @@ def shared_places(homes: Sequence[Home], num_engines: int, size: int) -> list[Pl
 
 def worker_environment(threads: int) -> dict[str, str]:
     forwarded = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} | forwarded
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}  # dozens of lines at its start, and two at every weight sync
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} | quiet | forwarded
