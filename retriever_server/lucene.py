@@ -23,6 +23,8 @@ from retriever_server.retriever import ScoredPassage
 
 logger = logging.getLogger(__name__)
 
+ANALYZER = "Anserini's DefaultEnglishAnalyzer"
+
 
 class LuceneRetriever:
     """Passages come as the index stores them, or from the corpus file by id where one is given.
@@ -108,6 +110,7 @@ class LuceneRetriever:
             "k1": k1,
             "b": b,
             "stores_raw": self._facts["stores_raw"],
+            "analyzer": ANALYZER,
             "jar": Path(str(self._settings["jar"])).name,
         }
 

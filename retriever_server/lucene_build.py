@@ -16,7 +16,7 @@ import orjson
 from retriever_server.building import MANIFEST, OFFSETS, Progress, begin, write_whole
 from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
-from retriever_server.lucene import commit_fingerprint, find_jar, find_java, java_environment
+from retriever_server.lucene import ANALYZER, commit_fingerprint, find_jar, find_java, java_environment
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def build(
     if done.returncode or not any(index.glob("segments_*")):
         words = done.stderr.strip().splitlines() or ["it said nothing"]
         raise StartError(f"Anserini failed to index {corpus.path}: {words[-1][:300]}")
-    _describe(index, corpus, stores_raw=store_raw, analyzer="Anserini's DefaultEnglishAnalyzer", jar=jar.name)
+    _describe(index, corpus, stores_raw=store_raw, analyzer=ANALYZER, jar=jar.name)
     index.rename(folder)
     shutil.rmtree(partial)
 

@@ -5,9 +5,11 @@ The JVM lives here alone: beside Ray it crashes, and a process must not fork aft
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
+from ctypes import c_float
 from typing import Any
 
 import orjson
@@ -67,18 +69,24 @@ def _open(settings: dict[str, Any]) -> tuple[Callable[[list[str], int], list[Hit
     def hits_of(found: Any) -> Hits:
         return [[hit.docid, hit.lucene_document.get("raw") if want_raw else None, hit.score] for hit in found]
 
-    array_list, threads = autoclass("java.util.ArrayList"), settings["threads"]
+    java_class = autoclass("java.lang.Class")
+    list_class = java_class.forName("java.util.ArrayList")
+    mapper = autoclass("com.fasterxml.jackson.databind.ObjectMapper")()
+    stored_fields = mapper.configOverride(java_class.forName("org.apache.lucene.document.Document"))
+    stored_fields.setIsIgnoredType(autoclass("java.lang.Boolean")("true"))
 
     def search(queries: list[str], top_k: int) -> list[Hits]:
         top_k = min(top_k, max(num_passages, 1))
-        if threads == 1 or len(queries) == 1:
-            return [hits_of(searcher.search(query, top_k)) for query in queries]
-        texts, numbers = array_list(), array_list()
-        for number, query in enumerate(queries):
-            texts.add(query)
-            numbers.add(str(number))
-        found = searcher.batch_search(texts, numbers, top_k, threads)
-        return [hits_of(found.get(str(number))) for number in range(len(queries))]
+        if len(queries) == 1:
+            return [hits_of(searcher.search(queries[0], top_k))]
+        names = [str(number) for number in range(len(queries))]
+        texts, numbers = (mapper.readValue(json.dumps(part), list_class) for part in (queries, names))
+        found = searcher.batch_search(texts, numbers, top_k, settings["threads"])
+        if want_raw:
+            return [hits_of(found.get(name)) for name in names]
+        # All hits as one text: to reach for each one from Python costs as much as the search.
+        by_name = orjson.loads(mapper.writeValueAsString(found))
+        return [[[hit["docid"], None, c_float(hit["score"]).value] for hit in by_name[name]] for name in names]
 
     return search, {"rows": num_passages, "stores_raw": stored}
 
