@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from orjson import Fragment
 
 from retriever_server.errors import RequestError
 from retriever_server.retriever import ScoredPassage
@@ -98,8 +97,18 @@ def render_retrieve(results: Sequence[Sequence[ScoredPassage]], return_scores: b
     """`{"result": [[…], …]}`, items with `document` and `score`, or the bare documents."""
     if not return_scores:
         return b'{"result":' + render_batch_search(results, False) + b"}"
-    lists = [[{"document": Fragment(document), "score": score} for document, score in found] for found in results]
-    return orjson.dumps({"result": lists})
+    scores = _scores([passage for found in results for passage in found])[1:-1].split(b",")
+    parts = [b'},{"document":', b"", b',"score":', b""] * sum(map(len, results))
+    parts[1::4] = [document for found in results for document, _ in found]
+    parts[3::4] = scores if parts else []
+    place, before = 0, b'{"result":['
+    for found in results:
+        if found:
+            parts[place] = before + b'[{"document":'
+            place, before = place + 4 * len(found), b"}],"
+        else:
+            before += b"[],"
+    return b"".join([*parts, before.removesuffix(b","), b"]}"])
 
 
 def render_search(results: Sequence[Sequence[ScoredPassage]], return_scores: bool) -> bytes:

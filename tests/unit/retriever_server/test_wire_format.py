@@ -15,8 +15,9 @@ from retriever_server.bm25 import BM25Retriever
 from retriever_server.command import make_parser, settings_of
 from retriever_server.corpus import Corpus
 from retriever_server.errors import RequestError
-from retriever_server.schemas import parse_retrieve
-from tests.fake_retrievers import StubRetriever
+from retriever_server.retriever import ScoredPassage
+from retriever_server.schemas import parse_retrieve, render_retrieve
+from tests.fake_retrievers import StubRetriever, passage
 
 SETTINGS = ServerSettings(warm_up_query="warm up")
 
@@ -266,10 +267,16 @@ def test_there_is_no_rerank_route_without_a_reranker(client: TestClient) -> None
     assert client.post("/rerank", json={"queries": [], "documents": []}).status_code == 404
 
 
-def test_scores_are_written_so_that_they_are_read_back_exactly() -> None:
-    from retriever_server.retriever import ScoredPassage
-    from retriever_server.schemas import render_retrieve
+@pytest.mark.parametrize("sizes", [[], [0], [1], [0, 0], [2, 0, 1], [0, 1], [3, 0], [0, 2, 0, 0, 1, 0]])
+def test_answers_put_together_by_hand_are_the_json_of_their_lists(sizes: list[int]) -> None:
+    results = [[passage(f"q{place}", rank) for rank in range(size)] for place, size in enumerate(sizes)]
+    items = [[{"document": json.loads(document), "score": score} for document, score in found] for found in results]
+    assert json.loads(render_retrieve(results, True)) == {"result": items}
+    bare = [[item["document"] for item in found] for found in items]
+    assert json.loads(render_retrieve(results, False)) == {"result": bare}
 
+
+def test_scores_are_written_so_that_they_are_read_back_exactly() -> None:
     scores = [0.0, -1.5, 1e-12, 9.80325698852539, 1 / 3, 1e22]
     rendered = render_retrieve([[ScoredPassage(b"{}", score) for score in scores]], True)
     assert [item["score"] for item in json.loads(rendered)["result"][0]] == scores
