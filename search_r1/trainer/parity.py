@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_LOOK, _SECOND_LOOK, _DIAGNOSIS = 8, 64, 12
 """Probes: usually; when these disagree, before anybody is alarmed; and to find the cause."""
+_DOUBTFUL = 8
+"""Of so many drawn places the least likely token is looked at: a policy that is sure of a token hides a difference."""
 _CANDIDATES = 6
 _FEWEST_TO_FIT = 4
 """Candidates: fewer than these lie on a line too easily."""
@@ -82,14 +84,20 @@ class Probes:
     """The engine's log-prob of that token when it was sampled."""
 
 
-def choose(trajectories: Sequence[Trajectory], count: int, num_candidates: int, seed: int) -> Probes:
-    """`count` sampled tokens of as many trajectories as can be, drawn by `seed`."""
+def choose(
+    trajectories: Sequence[Trajectory], count: int, seed: int, *, num_candidates: int = 1, num_places: int = 1
+) -> Probes:
+    """`count` sampled tokens of as many trajectories as can be, drawn by `seed`.
+
+    Each is the one of `num_places` drawn places whose token was the least likely. With 1 place they stand for all.
+    """
     draws = random.Random(seed)
     kept = [t for t in trajectories if t.status is not Status.VOID and any(t.loss_mask)]
     drawn = [draws.choice(kept) for _ in range(max(count - len(kept), 0))] if kept else []
     probes = Probes([], [])
     for trajectory in [*draws.sample(kept, min(count, len(kept))), *drawn]:
-        place = draws.choice([place for place, is_sampled in enumerate(trajectory.loss_mask) if is_sampled])
+        places = [place for place, is_sampled in enumerate(trajectory.loss_mask) if is_sampled]
+        place = min(draws.choices(places, k=num_places), key=trajectory.log_probs.__getitem__)
         probes.contexts.append([*trajectory.prompt.token_ids, *trajectory.response_ids[:place]])
         probes.candidates.append([trajectory.response_ids[place]])
         probes.recorded.append(trajectory.log_probs[place])
@@ -134,14 +142,14 @@ class Parity:
         self._leaves_no_trace = leaves_no_trace
 
     def __call__(self, trajectories: Sequence[Trajectory], step: int) -> Metrics:
-        """To be called between a sync and the next rollout.
+        """To be called between a sync and the next rollout. The first look is at doubtful tokens, the second at all.
 
         Raises:
             TrainingError: the two differ by more than `max_error`, with the cause.
         """
         gap = 0.0
-        for count in (_FIRST_LOOK, _SECOND_LOOK):
-            probes = choose(trajectories, count, 1, step)
+        for count, num_places in ((_FIRST_LOOK, _DOUBTFUL), (_SECOND_LOOK, 1)):
+            probes = choose(trajectories, count, step, num_places=num_places)
             if not probes.contexts:
                 return {}
             expected = self._trained(probes)
@@ -158,7 +166,8 @@ class Parity:
     def diagnose(self, trajectories: Sequence[Trajectory], step: int) -> str:
         """Name the cause as far as probes find it. The engine's weights are undefined afterwards."""
         try:
-            cause = self._find(choose(trajectories, _DIAGNOSIS, _CANDIDATES, step))
+            probes = choose(trajectories, _DIAGNOSIS, step, num_candidates=_CANDIDATES, num_places=_DOUBTFUL)
+            cause = self._find(probes)
         except (SearchR1Error, LookupError, ValueError) as error:  # the latter two: an engine left meanwhile
             return f"the cause was not found, since a probe failed ({error})"
         return f"{cause}: {CAUSES[cause]}" if cause else f"none of its probes ({', '.join(CAUSES)}) found the cause"

@@ -250,11 +250,17 @@ def test_nothing_is_compared_where_nothing_was_sampled() -> None:
 def test_probes_stand_at_sampled_tokens_only_and_repeat_with_their_seed() -> None:
     prompt = Prompt(make_question(), 0, (1, 2, 3))
     trajectory = Trajectory(prompt, [4, 5, 6, 7], [True, False, False, True], [-0.4, 0.0, 0.0, -0.7])
-    probes = choose([trajectory], 16, 3, seed=1)
+    probes = choose([trajectory], 16, seed=1, num_candidates=3)
     found = {tuple(context): tokens for context, tokens in zip(probes.contexts, probes.candidates, strict=True)}
     assert set(found) == {(1, 2, 3), (1, 2, 3, 4, 5, 6)}
     assert found[1, 2, 3][0] == 4
     assert found[1, 2, 3, 4, 5, 6][0] == 7
     assert set(probes.recorded) == {-0.4, -0.7}
     assert all(len(set(tokens)) == len(tokens) == 3 for tokens in probes.candidates)
-    assert choose([trajectory], 16, 3, seed=1) == probes
+    assert choose([trajectory], 16, seed=1, num_candidates=3) == probes
+
+
+def test_usual_probes_stand_where_the_policy_was_in_doubt() -> None:
+    trajectory = Trajectory(Prompt(make_question(), 0, (1,)), [4, 5], [True, True], [-2.0, 0.0])
+    assert choose([trajectory], 200, seed=0, num_places=8).recorded.count(-2.0) > 190
+    assert 60 < choose([trajectory], 200, seed=0).recorded.count(-2.0) < 140
