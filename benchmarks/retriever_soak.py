@@ -5,6 +5,7 @@ Every answer is checked: 200 with exactly what was asked for, or the refusal tha
 
 import asyncio
 import json
+import logging
 import random
 import time
 from collections import Counter
@@ -58,6 +59,7 @@ class EchoRetriever:
 
 
 def serve(ready: Connection) -> None:
+    logging.getLogger("retriever_server").setLevel(logging.CRITICAL)  # the failures are meant
     listener = bind("127.0.0.1", 0)
     ready.send(listener.getsockname()[1])
     settings = ServerSettings(max_queued=500, timeout_s=2.0, cache_bytes=1 << 20)
