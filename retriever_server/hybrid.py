@@ -54,8 +54,10 @@ class HybridRetriever:
         parts = [dict(retriever.describe()) for retriever in self._retrievers]
         fusion = "rrf" if self._rrf else "weighted"
         names = ":".join(str(part["fingerprint"]) for part in parts)
+        rows = [part.get("rows") for part in parts]
         return {
             "retriever": "hybrid",
+            "rows": None if None in rows else sum(rows),  # no more than that can come back
             "fingerprint": f"hybrid:{fusion}:{self._weights}:{self._depth}:{names}",
             "fusion": fusion,
             "weights": list(self._weights),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import orjson
+
+from tests.threaded_server import serving
 
 
 @dataclass
@@ -71,12 +72,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def recorded_server(respond: Callable[[Asked], Answer]) -> Iterator[RecordedServer]:
-    server = RecordedServer(respond)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with serving(RecordedServer(respond)) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

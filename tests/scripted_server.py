@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.threaded_server import serving
+
 Respond = Callable[["FakeServer", BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
@@ -104,15 +106,8 @@ def drip(server: FakeServer, handler: BaseHTTPRequestHandler, request: dict[str,
 
 @contextmanager
 def fake_server(*script: Respond) -> Iterator[FakeServer]:
-    server = FakeServer(*script)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with serving(FakeServer(*script)) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def unused_url() -> str:

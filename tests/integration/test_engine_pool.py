@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import ray
 import torch
 
 from search_r1.cluster.engine_pool import EnginePool
@@ -26,17 +25,11 @@ from search_r1.types import SamplingConfig, Status
 from tests.fakes import FakeRetriever, decode, encode, make_prompt
 from tests.pool_engine import PoolEngine
 
+pytestmark = pytest.mark.usefixtures("local_ray")
 SAMPLING = SamplingConfig(64)
 CONFIG = RolloutConfig(
     max_turns=2, max_start_length=64, max_response_length=64, max_obs_length=200, max_prompt_length=900
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

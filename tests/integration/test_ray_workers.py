@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from search_r1.main import main
 from tests.serving import metrics_rows, retrieval_server, tiny_run
 
+pytestmark = pytest.mark.usefixtures("local_ray")
 TOLERANCE = 2e-4
 
 
@@ -18,13 +18,6 @@ TOLERANCE = 2e-4
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with retrieval_server(tmp_path_factory.mktemp("server")) as address:
         yield address
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
 
 
 def run(folder: Path, url: str, algorithm: str, *overrides: str) -> list[dict[str, float]]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from search_r1.errors import SearchR1Error
 from search_r1.main import main
 from search_r1.trainer.run_folder import RunFolder
 from search_r1.types import Trajectory
@@ -92,10 +90,12 @@ def fails_after_training(trajectory: Trajectory) -> float:
     return 0.5
 
 
-def test_training_is_saved_before_the_validation_that_may_fail(tmp_path: Path, url: str) -> None:
+def test_training_is_saved_before_the_validation_that_may_fail(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = ("trainer.total_steps=1", "validation.before_training=false")
     reward = f"reward.function={__name__}:fails_after_training"
-    with suppress(AssertionError, SearchR1Error):
-        main(["--config-name", "grpo", *tiny_run(tmp_path, url, *settings, reward)])
+    assert main(["--config-name", "grpo", *tiny_run(tmp_path, url, *settings, reward)]) == 2
+    assert "fails_after_training" in capsys.readouterr().err
     assert checkpoints(tmp_path / "run") == ["step_000001"]
     assert [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [1]

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from safetensors.torch import load_file
 
 from search_r1 import sft
 from tests.model_factory import tiny_model_dir
 
+pytestmark = pytest.mark.usefixtures("local_ray")
 TOLERANCE = 2e-4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,15 @@ WORKER = "from search_r1.engines.orphans import end_with_driver; end_with_driver
 PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:], check=False)"
 
 
+def assert_ends_with(driver: subprocess.Popen[str], family: list[psutil.Process], timeout_s: float) -> None:
+    driver.kill()
+    driver.wait()
+    _, alive = psutil.wait_procs(family, timeout=timeout_s)
+    assert not alive
+    assert driver.stdin is not None
+    driver.stdin.close()
+
+
 @pytest.mark.parametrize("in_engine_process", [False, True])
 def test_a_killed_driver_takes_its_engine_along(tmp_path: Path, in_engine_process: bool) -> None:
     """driver > engine > worker, or driver > engine that is its own worker."""
@@ -28,12 +37,7 @@ def test_a_killed_driver_takes_its_engine_along(tmp_path: Path, in_engine_proces
     assert driver.stdout.readline() == "ready\n"
     family = psutil.Process(driver.pid).children(recursive=True)
     assert len(family) == (1 if in_engine_process else 2)
-    driver.kill()
-    driver.wait()
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert not alive
-    assert driver.stdin is not None
-    driver.stdin.close()
+    assert_ends_with(driver, family, timeout_s=30)
 
 
 ENGINE = """
@@ -63,9 +67,4 @@ def test_a_killed_driver_takes_a_real_vllm_engine_along(tmp_path: Path) -> None:
     assert any(line == "ready\n" for line in driver.stdout)
     family = psutil.Process(driver.pid).children(recursive=True)
     assert any("EngineCore" in "".join(process.cmdline()) for process in family)
-    driver.kill()
-    driver.wait()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-    assert driver.stdin is not None
-    driver.stdin.close()
+    assert_ends_with(driver, family, timeout_s=60)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,25 +12,8 @@ from retriever_server.errors import RequestError
 from retriever_server.metrics import Metrics
 from retriever_server.retriever import ScoredPassage
 from retriever_server.stages import search_isolating
+from tests.batcher_run import run
 from tests.fake_retrievers import StubRetriever, passage
-
-Scenario = Callable[[Batcher], Awaitable[None]]
-
-
-def run(retriever: StubRetriever, scenario: Scenario, *, cache_bytes: int = 1 << 20, **options: Any) -> Metrics:
-    metrics = Metrics()
-
-    async def main() -> None:
-        batcher = Batcher(retriever, ResultCache(cache_bytes), metrics, **options)
-        batcher.start()
-        try:
-            await asyncio.wait_for(scenario(batcher), timeout=20)
-        finally:
-            retriever.gate.set()
-            await batcher.close()
-
-    asyncio.run(main())
-    return metrics
 
 
 async def occupy(retriever: StubRetriever, batcher: Batcher) -> Ticket:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from retriever_server.batching import Batcher
-from retriever_server.cache import ResultCache
 from retriever_server.errors import RequestError
-from retriever_server.metrics import Metrics
 from retriever_server.retriever import ScoredPassage, StagedRetriever
+from tests.batcher_run import run
 from tests.fake_retrievers import StubRetriever, passage
-
-Scenario = Callable[[Batcher], Awaitable[None]]
 
 
 class TwoStages(StubRetriever):
@@ -53,22 +50,6 @@ class TwoStages(StubRetriever):
         return self.complete(queries, self.prepare(queries, top_k), top_k)
 
 
-def run(retriever: TwoStages, scenario: Scenario) -> Metrics:
-    metrics = Metrics()
-
-    async def main() -> None:
-        batcher = Batcher(retriever, ResultCache(0), metrics)
-        batcher.start()
-        try:
-            await asyncio.wait_for(scenario(batcher), timeout=20)
-        finally:
-            retriever.gate.set()
-            await batcher.close()
-
-    asyncio.run(main())
-    return metrics
-
-
 async def until(true: Callable[[], Any]) -> None:
     while not true():
         await asyncio.sleep(0.002)
@@ -93,7 +74,7 @@ def test_a_batch_is_prepared_while_the_one_before_it_is_searched() -> None:
             assert await ticket.future == [[passage(query, 0)]]
         assert batcher.running_s == 0
 
-    metrics = run(retriever, scenario)
+    metrics = run(retriever, scenario, cache_bytes=0)
     assert retriever.prepared == [["one"], ["two"], ["three", "four"]]
     assert [len(names) for names in retriever.threads.values()] == [1, 1]
     assert retriever.threads["encode"] != retriever.threads["search"]
@@ -115,7 +96,7 @@ def test_a_query_that_fails_in_either_stage_fails_alone(stage: str) -> None:
             else:
                 assert await ticket.future == [[passage(query, 0)]]
 
-    run(retriever, scenario)
+    run(retriever, scenario, cache_bytes=0)
 
 
 def test_an_engine_that_is_down_is_not_asked_again_for_each_query() -> None:
@@ -125,7 +106,7 @@ def test_an_engine_that_is_down_is_not_asked_again_for_each_query() -> None:
         with pytest.raises(RequestError, match="the engine is down"):
             await batcher.submit(["a", "down", "b"], 1).future
 
-    run(retriever, scenario)
+    run(retriever, scenario, cache_bytes=0)
     assert retriever.prepared == [["a", "down", "b"]]
 
 
@@ -141,4 +122,4 @@ def test_a_failed_batch_is_tried_again_without_a_second_thread_in_the_first_stag
         failed = [number for number, ticket in enumerate(tickets) if ticket.future.exception()]
         assert failed == list(range(0, 120, 7))
 
-    run(retriever, scenario)
+    run(retriever, scenario, cache_bytes=0)
