@@ -33,7 +33,7 @@ class Listed:
         return [self._passages[:top_k] for _ in queries]
 
     def describe(self) -> dict[str, Any]:
-        return {"fingerprint": "listed"}
+        return {"fingerprint": "listed", "rows": len(self._passages)}
 
 
 class WordCount:
@@ -58,6 +58,10 @@ def test_reciprocal_ranks_are_added() -> None:
     assert hits(hybrid.search(["q"], 10)) == [(name, pytest.approx(score)) for name, score in expected]
     weighted = HybridRetriever((Listed({"a": 9, "b": 8}), Listed({"c": 1, "b": 0})), weights=(1, 3))
     assert [name for name, _ in hits(weighted.search(["q"], 3))] == ["b", "c", "a"]
+
+
+def test_a_hybrid_tells_how_many_passages_it_can_return_at_most() -> None:
+    assert HybridRetriever((Listed({"a": 1, "b": 1}), Listed({"c": 1}))).describe()["rows"] == 3
 
 
 def test_weighted_scores_are_scaled_within_each_list() -> None:
