@@ -25,6 +25,26 @@ _LOADING_S = 60
 """A process that holds Python's lock longer than this, while it loads or later, is taken for dead."""
 
 
+class _Supervisor(Multiprocess):
+    """Hears at once of a process that dies.
+
+    uvicorn's keeps the process's end of the pipe open in the parent too: one that dies over a health check is then
+    waited for as long as one that is busy (`_LOADING_S`).
+    """
+
+    def init_processes(self) -> None:
+        super().init_processes()
+        self._let_go()
+
+    def keep_subprocess_alive(self) -> None:
+        super().keep_subprocess_alive()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for process in self.processes:
+            process.child_conn.close()
+
+
 def run(listener: socket.socket, options: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT. A process that dies is replaced.
 
@@ -36,7 +56,7 @@ def run(listener: socket.socket, options: argparse.Namespace) -> None:
         loading.load(options)  # builds it once, for all
     app = partial(_worker_app, options, listener.getsockname()[:2])
     config = make_config(app, workers=options.workers, factory=True, timeout_worker_healthcheck=_LOADING_S)
-    supervisor = Multiprocess(config, [listener])
+    supervisor = _Supervisor(config, [listener])
     supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise StartError("a worker process did not start: its reason stands above")

@@ -103,6 +103,22 @@ def test_processes_that_cannot_open_the_index_end_the_start(tmp_path: Path, corp
     assert "Traceback" not in done.stderr
 
 
+def test_a_process_that_dies_over_a_health_check_is_replaced_without_waiting_for_it(
+    tmp_path: Path, corpus: Path
+) -> None:
+    arguments = ("--corpus", str(corpus), "--index", str(tmp_path / "index"), "--workers", "2")
+    with server(tmp_path, *arguments) as (process, _):
+        before = {pid for pid in children(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        victim = min(before)
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(2)  # health checks are half a second apart: one of them waits now
+        os.kill(victim, signal.SIGKILL)
+        end = time.monotonic() + 40  # the check alone would take 60
+        while not set(children(process.pid)) - before or victim in children(process.pid):
+            assert time.monotonic() < end, "the dead process was not replaced"
+            time.sleep(0.05)
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
