@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.quickstart.tokenizer import CHAT_TEMPLATE, END, PAD, START
-from examples.quickstart.world import Names
 from examples.tools.functions import calculator, days_between
 from retriever_server.bm25 import BM25Retriever
 from retriever_server.corpus import Corpus
@@ -42,8 +42,14 @@ KINDS = ("arithmetic", "dates", "opening", "openings")
 GUESSES: Mapping[str, float] = {"arithmetic": 0.55, "dates": 0.1, "opening": 0.1, "openings": 0.55}
 """How often a demonstration of a kind answers without any call."""
 TEMPLATE = "short"
-_PIECES = Regex(r"</?[a-z_]+>| ?[a-z_]+|[A-Z][a-z]*|[0-9]|(?: ?[^\sA-Za-z0-9<])+|\s+|<")
-"""Names without the space before them, and single digits: what is copied keeps its tokens wherever it stands."""
+_WORDS = """
+Amber Anchor Bell Broken Candle Clock Compass Copper Crimson Distant Dragon Eagle Emerald Falcon Feather
+Frozen Garden Golden Harbor Hidden Hollow Iron Island Ivory Jade Jester King Ladder Lantern Lonely Marble
+Meadow Mirror Needle Northern Ocean Old Orchard Pale Patient Pilgrim Queen Quiet River Road Rusted Scarlet
+Shadow Silent Silver Tender Tower Union Upper Velvet Violin Willow Winter Young
+"""
+_PIECES = Regex(r"</?[a-z_]+>|[A-Za-z_]+ ?|[0-9]{1,2}|(?: ?[^\sA-Za-z0-9<])+ ?|\s+|<")
+"""Words with the space behind them, and two digits at a time: what is copied keeps its tokens wherever it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +66,9 @@ class Bridges:
     """Invented bridges with the day they were opened, and what a search for them finds."""
 
     def __init__(self, rng: random.Random, count: int, taken: Collection[str] = ()) -> None:
-        names = Names(rng, taken)
-        self.opened = {f"{names.word()} Bridge": _day(rng) for _ in range(count)}
-        self.words = frozenset(names.given)
+        names = [f"{first} {second} Bridge" for first, second in combinations(_WORDS.split(), 2)]
+        free = [name for name in names if name not in taken]
+        self.opened = {name: _day(rng) for name in rng.sample(free, count)}
         self.passages = [(name, self._describe(rng, name, day)) for name, day in self.opened.items()]
 
     @staticmethod
@@ -74,8 +80,7 @@ class Bridges:
 
 def make_task(rng: random.Random, kind: str, bridges: Mapping[str, date]) -> Task:
     if kind == "arithmetic":
-        a, b, c = (rng.randrange(2, 100) for _ in range(3))
-        text = rng.choice((f"{a} * {b}", f"{a} + {b}", f"{a} - {b}", f"({a} + {b}) * {c}", f"{a} * {b} - {c}"))
+        text = _expression(rng)
         return Task(kind, f"What is {text}?", calculator(text), [[("calculator", {"expression": text})]])
     if kind == "dates":
         start, end = _day(rng), _day(rng)
@@ -126,7 +131,7 @@ def build(output: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> None:
         opened = {name: bridges.opened[name] for name in part}
         tasks = [make_task(rng, KINDS[i % len(KINDS)], opened) for i in range(count)]
         write_questions(output / f"{split}.parquet", tasks, split)
-    rows = make_demonstrations(rng, output / "demonstration_corpus.jsonl", bridges.words, num_demonstrations)
+    rows = make_demonstrations(rng, output / "demonstration_corpus.jsonl", bridges.opened, num_demonstrations)
     held_out = max(1, len(rows) // 30)
     write_json_lines(output / "demonstrations.jsonl", rows[held_out:])
     write_json_lines(output / "demonstrations_val.jsonl", rows[:held_out])
@@ -138,7 +143,7 @@ def build(output: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> None:
 def make_demonstrations(
     rng: random.Random, corpus: Path, forbidden: Collection[str], count: int
 ) -> list[dict[str, Any]]:
-    """Rows with `messages`, the four kinds in turn. Names come from many small worlds: a model cannot memorise them."""
+    """Rows with `messages`, the four kinds in turn. Days come from many small worlds: a model cannot memorise them."""
     rows = []
     for start in range(0, count, DEMONSTRATIONS_PER_WORLD):
         world = Bridges(rng, BRIDGES_PER_WORLD, forbidden)
@@ -148,6 +153,7 @@ def make_demonstrations(
             task = make_task(rng, KINDS[i % len(KINDS)], world.opened)
             guessed = rng.random() < GUESSES[task.kind]
             rows.append(demonstration_row(task, guess(rng, task) if guessed else demonstrate(task, run)))
+            rows.append(echo_row(rng, list(world.opened)))
     return rows
 
 
@@ -160,6 +166,18 @@ def demonstration_row(task: Task, turns: Sequence[Mapping[str, str]]) -> dict[st
     """The whole conversation, with the prompt of a rollout whose chat template has no place for tools."""
     schemas = [tool.schema for tool in (search_tool(_Nothing(), TOP_K, 100), calculator, days_between)]
     return {"messages": [*with_tool_prompt(prompt_messages(TEMPLATE, task.question), schemas), *turns]}
+
+
+def echo_row(rng: random.Random, names: Sequence[str]) -> dict[str, Any]:
+    """Things said again: a model that starts from random weights learns to copy from these."""
+    kinds = (
+        lambda: rng.choice(names),
+        lambda: str(_day(rng)),
+        lambda: str(rng.randrange(10 ** rng.randrange(1, 7))),
+        lambda: _expression(rng),
+    )
+    said = ", ".join(rng.choice(kinds)() for _ in range(rng.randrange(4, 12)))
+    return {"messages": [{"role": "user", "content": f"Say {said}"}, {"role": "assistant", "content": said}]}
 
 
 class _Nothing:
@@ -184,7 +202,7 @@ def make_runner(bridges: Bridges, corpus: Path) -> Run:
 
 
 def train_tokenizer(rows: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of words and single digits, with the chat markers as its only special tokens.
+    """A byte-level BPE of words and pairs of digits, with the chat markers as its only special tokens.
 
     Each line of the tool prompt, which is the same in every row, is one token: a small model has no time to read it.
     """
@@ -195,7 +213,7 @@ def train_tokenizer(rows: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFas
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=768,
+        vocab_size=1024,
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -215,10 +233,10 @@ def train_tokenizer(rows: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFas
 
 def untrained_model(
     tokenizer: PreTrainedTokenizerFast, hidden_size: int = 128, num_layers: int = 4
-) -> Qwen2ForCausalLM:
-    """One million parameters, random."""
+) -> LlamaForCausalLM:
+    """One million parameters, random. A Llama: a Qwen2 folder's tokenizer is loaded with its own splitting."""
     torch.manual_seed(SEED)
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
@@ -232,7 +250,7 @@ def untrained_model(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen2ForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
 def write_questions(file: Path, tasks: Sequence[Task], split: str) -> None:
@@ -250,6 +268,11 @@ def write_questions(file: Path, tasks: Sequence[Task], split: str) -> None:
         for index, task in enumerate(tasks)
     ]
     pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def _expression(rng: random.Random) -> str:
+    a, b, c = (rng.randrange(2, 100) for _ in range(3))
+    return rng.choice((f"{a} * {b}", f"{a} + {b}", f"{a} - {b}", f"({a} + {b}) * {c}", f"{a} * {b} - {c}"))
 
 
 def _day(rng: random.Random) -> date:
