@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted: the same command goes on from the last checkpoint\n")
+        sys.stderr.write("interrupted: the same command goes on from the last checkpoint (trainer.resume=auto)\n")
         return 130
     return 0
 
@@ -92,6 +92,8 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
 
     check_model_folder(config.model.path)
     checkpoint = find_sft_resume(config)
+    if config.trainer.resume == "never" and (Path(config.output_dir) / "settings.json").exists():
+        logger.warning("the run in %s is written over, since trainer.resume=never", config.output_dir)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     choose_chat_template(tokenizer, config.data.chat_template)
     examples = read_examples(config.data, config.data.train_files, tokenizer)

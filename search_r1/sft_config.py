@@ -63,7 +63,8 @@ class SFTTrainerConfig:
     """Checkpoints to go on from; 0 writes none. The trained model is always saved at the end."""
     keep_checkpoints: int = 1
     resume: str = "auto"
-    """`auto` goes on from the newest checkpoint in `output_dir`, `never` starts anew, a path takes that checkpoint."""
+    """`auto` goes on from the newest checkpoint in `output_dir`, `never` starts anew (also over a finished run), a path
+    takes that checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

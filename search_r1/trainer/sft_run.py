@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class SFTRun:
         self.folder = RunFolder(Path(config.output_dir))
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.trainer.keep_checkpoints)
         self._trained = _Trained(learner)
-        self._plan_digest = hashlib.sha256(json.dumps(list(map(list, plan))).encode()).hexdigest()
+        self._plan_digest = _digest(plan, [*examples, *validation])
         self._done = 0
         self._seconds = 0.0
         self._progress = _progress(console)
@@ -135,6 +136,14 @@ class SFTRun:
         }
 
 
+def _digest(plan: Sequence[Sequence[int]], examples: Sequence[SFTExample]) -> str:
+    """Of the rows of every step and of what stands in them."""
+    digest = hashlib.sha256(json.dumps(list(map(list, plan))).encode())
+    for example in examples:
+        digest.update(array("q", example.token_ids).tobytes() + bytes(example.loss_mask))
+    return digest.hexdigest()
+
+
 def _progress(console: Console) -> Progress:
     columns = (
         TextColumn("{task.description}"),
@@ -150,18 +159,24 @@ def find_sft_resume(config: SFTConfig) -> Path | None:
     """The checkpoint to go on from; None starts anew.
 
     Raises:
-        ConfigError: `output_dir` holds something else than an interrupted run of these settings, or `trainer.resume`
-            names no checkpoint.
+        ConfigError: `output_dir` holds something else than an interrupted run of these settings (or, where the run
+            starts anew, than a run), or `trainer.resume` names no checkpoint.
     """
     output, resume = Path(config.output_dir), config.trainer.resume
     if resume not in ("auto", "never") and not (Path(resume) / "trainer.json").is_file():
         raise ConfigError(f"trainer.resume={resume} is no checkpoint folder (…/checkpoints/step_000500)")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         settings = output / "settings.json"
-        if not settings.is_file() or (output / "summary.json").exists():
+        saved = json.loads(settings.read_text()) if settings.is_file() else {}
+        if "training.batch_tokens" not in saved:
             raise ConfigError(f"output_dir={output} is not empty: give a new folder")
+        if resume != "never" and (output / "summary.json").exists():
+            raise ConfigError(
+                f"output_dir={output} is not empty, it holds a finished run: give a new folder, or "
+                "trainer.resume=never to write over it"
+            )
         if resume == "auto":
-            _check_same(json.loads(settings.read_text()), fixed_settings(config), output)
+            _check_same(saved, fixed_settings(config), output)
     if resume == "never":
         return None
     if resume != "auto":

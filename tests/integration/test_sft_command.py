@@ -204,3 +204,17 @@ def test_a_folder_with_something_in_it_is_not_overwritten(
     assert sft.main(arguments) == 2
     assert "is not empty" in capsys.readouterr().err
     assert [file.name for file in (tmp_path / "tuned").iterdir()] == ["mine.txt"]
+
+
+def test_a_finished_run_is_written_over_only_where_that_is_asked_for(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sft.main([*arguments, *SAVING]) == 0
+    assert sft.main([*arguments, "trainer.resume=auto", "training.total_steps=2"]) == 2
+    assert "holds a finished run: give a new folder, or trainer.resume=never" in capsys.readouterr().err
+    assert sft.main([*arguments, "trainer.resume=never", "training.total_steps=2"]) == 0
+    assert json.loads((tmp_path / "tuned" / "summary.json").read_text())["steps"] == 2
+    assert not list((tmp_path / "tuned" / "checkpoints").glob("step_*"))
+    (tmp_path / "tuned" / "settings.json").write_text('{"algorithm.advantage": "grpo"}')
+    assert sft.main([*arguments, "trainer.resume=never"]) == 2
+    assert "is not empty: give a new folder" in capsys.readouterr().err
