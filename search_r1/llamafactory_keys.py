@@ -80,14 +80,14 @@ _PASSED_OVER = {
     "eval_accumulation_steps", "eval_delay", "eval_on_start", "fsdp", "fsdp_config", "image_max_pixels",
     "image_min_pixels", "include_num_input_tokens_seen", "include_tokens_per_second", "log_level", "logging_dir",
     "logging_first_step", "logging_steps", "logging_strategy", "low_cpu_mem_usage", "metric_for_best_model",
-    "overwrite_cache", "overwrite_output_dir", "per_device_eval_batch_size", "plot_loss",
+    "overwrite_cache", "per_device_eval_batch_size", "plot_loss",
     "preprocessing_batch_size", "preprocessing_num_workers", "print_param_status", "save_only_model",
     "save_safetensors", "tf32", "torch_compile", "upcast_layernorm", "use_fast_tokenizer", "use_unsloth",
     "use_unsloth_gc", "video_max_pixels", "video_min_pixels",
 }  # fmt: skip
 """Kernels, logging and file handling: nothing of it is learned."""
 
-_RENAMED = {"evaluation_strategy": "eval_strategy", "neat_packing": "packing"}
+_RENAMED = {"evaluation_strategy": "eval_strategy"}
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 _ATTENTION = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
@@ -112,7 +112,7 @@ def translate_llamafactory(values: Mapping[str, Any], num_workers: int = 1) -> t
     notes = [f"{key} is passed over: it changes nothing that is learned" for key in given if key in _PASSED_OVER]
     if given.get("eval_strategy") == "epoch" or given.get("save_strategy") == "epoch":
         notes.append("validation and checkpoints go by steps: training.validate_every_steps, trainer.save_every_steps")
-    if given.get("packing"):
+    if settings["training.packing"] == "packed":
         notes.append("packed rows do not see one another (LLaMA-Factory's neat_packing)")
     return settings, notes
 
@@ -204,7 +204,7 @@ def _batches(given: Mapping[str, Any], num_workers: int) -> Settings:
     """Rows a step; or tokens, where rows are packed up to `cutoff_len`."""
     rows, length = _number(given, "per_device_train_batch_size", 8), _number(given, "cutoff_len", 2048)
     rows_a_step = rows * _number(given, "gradient_accumulation_steps", 1) * num_workers
-    packed = bool(given.get("packing"))
+    packed = bool(given.get("packing") or given.get("neat_packing"))
     return {
         "training.packing": "packed" if packed else "auto",
         "training.batch_size": None if packed else rows_a_step,
@@ -214,7 +214,8 @@ def _batches(given: Mapping[str, Any], num_workers: int) -> Settings:
 
 
 def _run(given: Mapping[str, Any], num_workers: int) -> Settings:
-    resume, trackers = given.get("resume_from_checkpoint", True), _names(given.get("report_to", "none"))
+    resume = given.get("resume_from_checkpoint", not given.get("overwrite_output_dir"))
+    trackers = _names(given.get("report_to", "none"))
     unknown = [name for name in trackers if name not in (*_TRACKERS, "none")]
     if unknown:
         raise ConfigError(f"report_to={unknown[0]} is not supported: choose {' or '.join(_TRACKERS)}, or none")
@@ -224,7 +225,7 @@ def _run(given: Mapping[str, Any], num_workers: int) -> Settings:
         "tracking.backends": ["console", *(name for name in _TRACKERS if name in trackers)],
         "training.validate_every_steps": _number(given, "eval_steps", 500) if validates == "steps" else 0,
     }
-    return settings | ({"trainer.save_every_steps": 0} if saves == "no" else {})
+    return settings | ({"trainer.save_every_steps": 0} if saves in ("no", False) else {})  # YAML reads no as False
 
 
 _GROUPS: tuple[Callable[[Mapping[str, Any], int], Settings], ...] = (_data, _model, _optimizer, _batches, _run)
@@ -232,7 +233,7 @@ _READ = {
     "dataset", "dataset_dir", "eval_dataset", "finetuning_type", "lora_rank", "lora_alpha", "lora_target", "bf16",
     "flash_attn", "gradient_checkpointing", "disable_gradient_checkpointing", "optim", "max_steps", "adam_beta1",
     "adam_beta2", "lr_scheduler_type", "warmup_steps", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "packing", "resume_from_checkpoint", "report_to", "save_strategy",
-    "eval_strategy", "eval_steps",
+    "gradient_accumulation_steps", "packing", "neat_packing", "resume_from_checkpoint", "overwrite_output_dir",
+    "report_to", "save_strategy", "eval_strategy", "eval_steps",
 }  # fmt: skip
 """What the groups read."""

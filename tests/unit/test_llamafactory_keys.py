@@ -118,11 +118,24 @@ def test_packing_counts_tokens_and_says_that_rows_stay_apart() -> None:
         ({"dataset_dir": "mine/", "eval_dataset": "e"}, {"data.dataset_info": "mine/dataset_info.json"}),
         ({"flash_attn": "fa2"}, {"model.attention": "flash_attention_2"}),
         ({"save_strategy": "no"}, {"trainer.save_every_steps": 0}),
+        ({"packing": True, "neat_packing": False}, {"training.packing": "packed"}),
+        ({"neat_packing": True, "packing": False}, {"training.packing": "packed"}),
+        ({"packing": False, "neat_packing": False}, {"training.packing": "auto"}),
+        ({"overwrite_output_dir": True}, {"trainer.resume": "never"}),
+        ({"overwrite_output_dir": False}, {"trainer.resume": "auto"}),
+        ({"overwrite_output_dir": True, "resume_from_checkpoint": "saves/x"}, {"trainer.resume": "saves/x"}),
     ],
 )
 def test_keys_with_a_meaning_of_their_own(given: dict[str, Any], expected: dict[str, Any]) -> None:
     settings, _ = translate_llamafactory({**MINIMAL, **given})
     assert {key: settings[key] for key in expected} == expected
+
+
+def test_a_strategy_of_no_without_quotes_turns_saving_and_validating_off(tmp_path: Path) -> None:
+    text = LORA.replace("eval_strategy: steps", "eval_strategy: no\nsave_strategy: no")
+    (tmp_path / "train.yaml").write_text(text)
+    config = compose_sft([], str(tmp_path / "train.yaml"))
+    assert (config.trainer.save_every_steps, config.training.validate_every_steps) == (0, 0)
 
 
 def test_keys_that_change_nothing_are_passed_over_with_a_line_each() -> None:
