@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from search_r1.errors import DataError
 Message = Mapping[str, str]
 Row = Mapping[str, Any]
 Kind = Literal["system", "user", "assistant", "call", "result"]
+_Named = tuple[str, str]
+"""The id of a call, perhaps empty, and the call or its result."""
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
@@ -37,6 +40,8 @@ class Turn:
     """As it stands there: a text, or one or several tool calls, perhaps as JSON."""
     before: str = ""
     """What the assistant says before its calls."""
+    call_id: str = ""
+    """Which call a result answers, where it says so."""
 
 
 def conversation(turns: Sequence[Turn], tools: Any = None) -> Conversation:
@@ -46,20 +51,20 @@ def conversation(turns: Sequence[Turn], tools: Any = None) -> Conversation:
         DataError: what is wrong with the row, without its place.
     """
     messages: list[dict[str, str]] = []
-    state, calls, results = "start", list[str](), list[str]()
+    state, calls, results = "start", list[_Named](), list[_Named]()
     for number, turn in enumerate(turns, start=1):
         kind, content = turn.kind, turn.content
         if results and kind != "result":
-            messages.append({"role": "user", "content": _results(calls, results)})
+            messages.append({"role": "user", "content": _results(calls, results, number)})
             state, results = "asked", []
         state = _next_state(state, kind, number)
         if kind == "result":
-            results.append(_text(content, number))
+            results.append((turn.call_id, _text(content, number, may_be_empty=True)))
         elif kind == "call":
             thought, calls = _calls(content, number)
-            text = "\n".join(f"<tool_call>{call}</tool_call>" for call in calls)
-            before = f"{turn.before}\n" if turn.before else ""
-            messages.append({"role": "assistant", "content": before + thought + text})
+            text = "\n".join(f"<tool_call>{call}</tool_call>" for _, call in calls)
+            before = _text(turn.before, number) + "\n" if turn.before else ""
+            messages.append({"role": "assistant", "content": _text(before + thought + text, number)})
         else:
             calls = [] if kind == "assistant" else calls
             messages.append({"role": kind, "content": _text(content, number)})
@@ -87,16 +92,20 @@ def _next_state(state: str, kind: Kind, number: int) -> str:
     return allowed[state][kind]
 
 
-def _text(content: Any, number: int) -> str:
+def _text(content: Any, number: int, may_be_empty: bool = False) -> str:
     if not isinstance(content, str):
         raise DataError(f"turn {number} holds {str(content)[:80]!r} where a text is expected")
-    if not content.strip():
+    if not content.strip() and not may_be_empty:
         raise DataError(f"turn {number} is empty")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"turn {number} holds {content[error.start]!r}, which is half of a character") from error
     return content
 
 
-def _calls(content: Any, number: int) -> tuple[str, list[str]]:
-    """A thought before the calls, and each call as the JSON that a rollout parses."""
+def _calls(content: Any, number: int) -> tuple[str, list[_Named]]:
+    """A thought before the calls, and each call as the JSON that a rollout parses, with its id."""
     thought = ""
     if isinstance(content, str):
         found = _THOUGHT.match(content)
@@ -110,14 +119,17 @@ def _calls(content: Any, number: int) -> tuple[str, list[str]]:
         arguments = inner.get("arguments") or {}
         if isinstance(arguments, str):
             arguments = _json(arguments, f"turn {number}: the arguments of {inner['name']}")
-        calls.append(json.dumps({"name": inner["name"], "arguments": arguments}, ensure_ascii=False))
+        text = json.dumps({"name": inner["name"], "arguments": arguments}, ensure_ascii=False)
+        calls.append((str(call.get("id") or ""), text))
     if not calls:
         raise DataError(f"turn {number}: the list of tool calls is empty")
     return thought, calls
 
 
-def _results(calls: Sequence[str], results: Sequence[str]) -> str:
+def _results(named_calls: Sequence[_Named], named_results: Sequence[_Named], number: int) -> str:
     """One response a call where they can be told apart, else all results behind all calls."""
+    calls = [call for _, call in named_calls]
+    results = [result for _, result in _in_order(named_calls, named_results, number)]
     if len(results) == 1 and len(calls) > 1:
         try:
             listed = json.loads(results[0])
@@ -131,17 +143,36 @@ def _results(calls: Sequence[str], results: Sequence[str]) -> str:
     return "\n".join(tool_response(call, "success", json_body(result)) for call, result in pairs)
 
 
+def _in_order(calls: Sequence[_Named], results: Sequence[_Named], number: int) -> Sequence[_Named]:
+    """Results in the order of their calls where all have ids, else as they stand."""
+    asked, answered = [name for name, _ in calls], [name for name, _ in results]
+    if not calls or not all(asked + answered) or len(set(asked)) < len(asked):
+        return results
+    if sorted(asked) != sorted(answered):
+        raise DataError(
+            f"before turn {number} results answer the calls {', '.join(answered)}, where {', '.join(asked)} were "
+            "called: each call needs one result with its id"
+        )
+    by_id = dict(results)
+    return [(name, by_id[name]) for name in asked]
+
+
 def _schemas(tools: Any) -> tuple[Mapping[str, Any], ...]:
     if isinstance(tools, str):
         tools = _json(tools, "tools") if tools.strip() else None
-    schemas = []
-    for tool in tools if tools is not None else ():
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise DataError(f"tools: a list of schemas is expected, found {str(tools)[:80]}")
+    schemas, names = [], set[str]()
+    for tool in tools or ():
         if isinstance(tool, str):
             tool = _json(tool, "tools")
         schema = tool if isinstance(tool, Mapping) and "function" in tool else {"type": "function", "function": tool}
         function = schema["function"]
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise DataError(f"tools: a schema needs a name, found {str(tool)[:80]}")
+        if function["name"] in names:
+            raise DataError(f"tools: two schemas have the name {function['name']!r}; rename or remove one")
+        names.add(function["name"])
         schemas.append(schema)
     return tuple(schemas)
 
@@ -157,15 +188,13 @@ def read_rows(file: Path) -> Iterator[tuple[str, Row | DataError]]:
     """Rows of a parquet, JSON or JSON lines file, each with the words for where it stands; the unreadable as errors.
 
     Raises:
-        DataError: missing, empty, or of another kind.
+        DataError: missing, empty, damaged, or of another kind.
     """
     if not file.is_file():
         raise DataError(f"{file} does not exist")
     rows: Iterator[tuple[str, Any]]
     if file.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        rows = _numbered(file, pq.read_table(file).to_pylist())
+        rows = _numbered(file, _parquet_rows(file))
     elif file.suffix in (".json", ".jsonl"):
         rows = _json_rows(file)
     else:
@@ -178,10 +207,28 @@ def read_rows(file: Path) -> Iterator[tuple[str, Row | DataError]]:
         raise DataError(f"{file} has no rows")
 
 
+def _parquet_rows(file: Path) -> list[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(file).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as Parquet ({error}): write it anew") from error
+    return [{column: _without_nulls(value) for column, value in row.items()} for row in rows]
+
+
+def _without_nulls(value: Any) -> Any:
+    """Structs of one column share their keys in Parquet: null stands for what a row does not have."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
     """A JSON array, or one object a line."""
     with file.open("rb") as lines:  # bytes, so that only \n ends a line
-        head = next((line for line in lines if line.strip()), b"").lstrip()
+        head = next((line for line in lines if line.strip()), b"").removeprefix(codecs.BOM_UTF8).lstrip()
         if head.startswith(b"["):
             try:
                 yield from _numbered(file, json.loads(file.read_bytes()))

@@ -7,7 +7,7 @@ Forms: alpaca (instruction, input, output), sharegpt (turns with `from` and `val
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,12 @@ _TAGS = {
     },
 }
 _HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
-_KEYS = {"file_name", "formatting", "columns", "tags", "ranking", "num_samples", *_HUBS}
+_KEYS = {"file_name", "formatting", "columns", "tags", "ranking", "num_samples", "split", *_HUBS}
+_NOT_READ = {
+    "reasoning_content": ((None, ""), "write the thought into the text as <think>…</think>"),
+    "weight": ((None, 1), "every assistant turn is learned; leave the key out, or the row"),
+}
+"""Keys of a turn that would change what is learned, the values under which they would not, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,19 @@ class Dataset:
 
     files: tuple[Path, ...]
     convert: Convert
+    where: str = ""
+    """Words for the description."""
+    columns: tuple[str, ...] = ()
+    """Columns that the description names."""
+
+    def check_columns(self, found: Collection[str]) -> None:
+        """Raise a DataError if the description names a column that none of the rows has: it would be lost silently."""
+        for column in self.columns:
+            if found and column not in found:
+                raise DataError(
+                    f"{self.where}: correct or leave out the column {column!r}, which no row has"
+                    f"{nearest(column, sorted(found))}"
+                )
 
 
 def plain_dataset(file: str) -> Dataset:
@@ -68,7 +86,7 @@ def load_datasets(info: str, names: Sequence[str]) -> list[Dataset]:
     if not path.is_file():
         raise DataError(f"{path} does not exist: dataset_dir must be the folder that holds dataset_info.json")
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path} is not JSON ({error})") from error
     if not isinstance(entries, Mapping):
@@ -88,20 +106,29 @@ def _dataset(path: Path, name: str, entry: Mapping[str, Any]) -> Dataset:
         raise DataError(f"{where} holds rankings, which supervised fine-tuning cannot learn from")
     if entry.get("num_samples"):
         raise DataError(f"{where}: num_samples draws at random; cut the file, or set max_samples in the training file")
+    if entry.get("split") not in (None, "train"):
+        raise DataError(f"{where}: split={entry['split']!r}, where a file has no splits: name a file of those rows")
     file = path.parent / str(entry.get("file_name") or "")
     if not entry.get("file_name") or not file.exists():
         raise DataError(f"{where} points at {file}, which does not exist: put it there, or correct file_name")
     files = tuple(sorted(child for child in file.iterdir() if child.is_file())) if file.is_dir() else (file,)
-    return Dataset(files, _form(where, entry))
+    columns, tags = (_names(where, key, entry.get(key)) for key in ("columns", "tags"))
+    convert = _form(where, entry.get("formatting", "alpaca"), columns, tags)
+    return Dataset(files, convert, where, tuple(columns.values()))
 
 
-def _form(where: str, entry: Mapping[str, Any]) -> Convert:
-    formatting = entry.get("formatting", "alpaca")
-    columns, tags = entry.get("columns") or {}, entry.get("tags") or {}
+def _names(where: str, key: str, given: Any) -> dict[str, str]:
+    """`columns` or `tags`, without those that are left empty."""
+    if not isinstance(given or {}, Mapping) or not all(isinstance(name or "", str) for name in (given or {}).values()):
+        raise DataError(f"{where}: {key} must hold a name for each of its keys, found {str(given)[:80]}")
+    return {what: name for what, name in (given or {}).items() if name}
+
+
+def _form(where: str, formatting: Any, columns: Mapping[str, str], tags: Mapping[str, str]) -> Convert:
     if formatting == "alpaca":
         _check_known(where, "column", columns, _ALPACA_COLUMNS | _SHARED_COLUMNS)
         return _alpaca_form(columns, where)
-    if formatting not in _TAGS:
+    if formatting not in list(_TAGS):
         raise DataError(f"{where}: formatting={formatting!r} is none of alpaca, sharegpt, openai")
     _check_known(where, "column", columns, _TURN_COLUMNS[formatting] | _SHARED_COLUMNS)
     _check_known(where, "tag", tags, _TAGS[formatting])
@@ -123,7 +150,8 @@ def _alpaca_form(columns: Mapping[str, str], where: str) -> Convert:
         if prompt not in row or response not in row:
             raise DataError(f"no column {(prompt if prompt not in row else response)!r}; name it in columns ({where})")
         turns = _system(row.get(names.get("system", "")))
-        for pair in row.get(names.get("history", "")) or ():
+        history = row.get(names.get("history", "")) or ()
+        for pair in history if isinstance(history, list | tuple) else [history]:
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 raise DataError(f"history holds {str(pair)[:80]!r}, where a question and its answer are expected")
             turns += [Turn("user", pair[0]), Turn("assistant", pair[1])]
@@ -149,17 +177,20 @@ def _turns_form(formatting: str, columns: Mapping[str, str], tags: Mapping[str, 
 
     def turn(number: int, message: Any) -> Turn:
         role = message.get(tag["role_tag"]) if isinstance(message, Mapping) else None
-        if role not in kinds:
+        if not isinstance(role, str) or role not in kinds:
             what = f"the role {role!r}" if role else f"no {tag['role_tag']!r}"
             raise DataError(f"turn {number} has {what}; the roles are {', '.join(kinds)}")
+        for key, (harmless, remedy) in _NOT_READ.items():
+            if message.get(key) not in harmless:
+                raise DataError(f"turn {number} has {key}={str(message[key])[:80]!r}, which is not read: {remedy}")
         content = _joined(message.get(tag["content_tag"]))
         if calls := message.get("tool_calls"):
             return Turn("call", calls, before=content or "")
-        return Turn(kinds[role], content)  # type: ignore[arg-type]
+        return Turn(kinds[role], content, call_id=str(message.get("tool_call_id") or ""))  # type: ignore[arg-type]
 
     def convert(row: Row) -> Conversation:
         messages = row.get(column)
-        if not messages:
+        if not messages or not isinstance(messages, list):
             raise DataError(f"no `{column}`: it must hold the turns of a conversation ({where})")
         turns = [turn(number, message) for number, message in enumerate(messages, start=1)]
         if turns[0].kind == "system":

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from search_r1.data.conversations import Conversation, read_rows
@@ -115,6 +117,53 @@ def test_openai_calls_become_tags_and_results_answer_them_one_by_one(tmp_path: P
     assert said(found)[:2] == [("system", "Search."), ("user", "Where?")]
 
 
+def openai(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "q"}, *messages, {"role": "assistant", "content": "a"}]}
+
+
+def named_call(name: str) -> dict[str, Any]:
+    return {"id": f"of {name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def result_of(name: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"of {name}", "content": f"result of {name}"}
+
+
+def test_results_answer_the_calls_whose_ids_they_name(tmp_path: Path) -> None:
+    both = {"role": "assistant", "content": None, "tool_calls": [named_call("f"), named_call("g")]}
+    for results in ("fg", "gf"):
+        text = said(read(tmp_path, openai(both, *map(result_of, results)), formatting="openai"))[2][1]
+        first, second = text.split("\n<tool_response>")
+        assert "result of f" in first
+        assert "result of g" in second
+    for wrong in ("gh", "ff", "f"):
+        with pytest.raises(DataError, match=r"before turn \d results answer the calls of .*, where of f, of g were"):
+            read(tmp_path, openai(both, *map(result_of, wrong)), formatting="openai")
+
+
+def test_a_tool_may_answer_with_nothing(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [named_call("f")]}
+    found = read(tmp_path, openai(call, {"role": "tool", "content": ""}), formatting="openai")
+    assert '{"status": "success", "content": ""}' in said(found)[2][1]
+
+
+def test_what_other_rows_of_a_parquet_file_have_is_neither_called_nor_told(tmp_path: Path) -> None:
+    def row(name: str, argument: str) -> dict[str, Any]:
+        call = {"function": {"name": name, "arguments": {argument: 1}}}
+        properties = {argument: {"type": "integer"}}
+        schema = {"name": name, "parameters": {"type": "object", "properties": properties}}
+        turns = openai({"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "r"})
+        return {**turns, "tools": [{"type": "function", "function": schema}]}
+
+    rows = [row("f", "a"), row("g", "b")]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    parquet, written = (convert(plain_dataset(f"{tmp_path}/rows.{kind}")) for kind in ("parquet", "json"))
+    assert parquet == written
+    assert isinstance(parquet[0], Conversation)
+    assert '"arguments": {"a": 1}' in said(parquet[0])[1][1]
+
+
 def test_one_observation_of_several_calls_is_a_list_or_answers_all_of_them(tmp_path: Path) -> None:
     def answers(observation: str) -> str:
         turns = [
@@ -158,6 +207,12 @@ def turns(*pairs: tuple[str, Any]) -> dict[str, Any]:
         (turns(("human", "q"), ("function_call", "search(Oslo)")), "turn 2: the tool call is not JSON"),
         (turns(("human", "q"), ("function_call", '{"arguments": {}}')), "a tool call needs a name"),
         ({"conversations": []}, "no `conversations`"),
+        ({"conversations": 5}, "no `conversations`"),
+        ({"conversations": [{"from": ["human"], "value": "q"}]}, r"turn 1 has the role \['human'\]"),
+        (turns(("human", "q"), ("gpt", "a \ud800")), r"turn 2 holds '\\ud800', which is half of a character"),
+        (turns(("human", "q"), ("function_call", '{"name": "f\\ud800"}')), "turn 2 holds .* half of a character"),
+        ({**turns(("human", "q"), ("gpt", "a")), "tools": True}, "a list of schemas is expected, found True"),
+        ({**turns(("human", "q"), ("gpt", "a")), "tools": [SCHEMA, SCHEMA]}, "two schemas have the name 'search'"),
         ({**turns(("human", "q"), ("gpt", "a")), "tools": "{"}, "tools is not JSON"),
         ({**turns(("human", "q"), ("gpt", "a")), "tools": ['{"description": "d"}']}, "a schema needs a name"),
     ],
@@ -165,6 +220,28 @@ def turns(*pairs: tuple[str, Any]) -> dict[str, Any]:
 def test_what_is_wrong_with_a_row_is_told_in_words(tmp_path: Path, row: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
         read(tmp_path, row, formatting="sharegpt")
+
+
+@pytest.mark.parametrize(
+    ("key", "harmless", "other", "says"),
+    [
+        ("reasoning_content", "", "hm", "turn 1 has reasoning_content='hm', which is not read: write the thought into"),
+        ("weight", 1, 0, "turn 1 has weight='0', which is not read: every assistant turn is learned"),
+    ],
+)
+def test_keys_that_would_change_what_is_learned_are_refused(
+    tmp_path: Path, key: str, harmless: Any, other: Any, says: str
+) -> None:
+    question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    for value in (None, harmless):
+        read(tmp_path, {"messages": [{**question, key: value}, answer]}, formatting="openai")
+    with pytest.raises(DataError, match=says):
+        read(tmp_path, {"messages": [{**question, key: other}, answer]}, formatting="openai")
+
+
+def test_a_history_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="history holds '5', where a question and its answer are expected"):
+        read(tmp_path, {"instruction": "q", "output": "a", "history": 5})
 
 
 @pytest.mark.parametrize(
@@ -179,6 +256,11 @@ def test_what_is_wrong_with_a_row_is_told_in_words(tmp_path: Path, row: Any, say
         ({"formatting": "sharegpt", "tags": {"user_tags": "x"}}, "did you mean 'user_tag'"),
         ({"colums": {}}, "did you mean 'columns'"),
         ({"num_samples": 5}, "num_samples draws at random"),
+        ({"formatting": ["alpaca"]}, r"formatting=\['alpaca'\] is none of"),
+        ({"columns": ["prompt"]}, r"columns must hold a name for each of its keys, found \['prompt'\]"),
+        ({"columns": {"prompt": ["x"]}}, "columns must hold a name for each"),
+        ({"formatting": "sharegpt", "tags": {"role_tag": 5}}, "tags must hold a name for each"),
+        ({"split": "test"}, "split='test', where a file has no splits"),
     ],
 )
 def test_a_wrong_description_names_dataset_and_remedy(tmp_path: Path, entry: dict[str, Any], says: str) -> None:
@@ -218,6 +300,21 @@ def test_lines_that_are_no_rows_are_told_with_their_number(tmp_path: Path) -> No
     file.write_text("[{},\n")
     with pytest.raises(DataError, match="is not JSON"):
         list(read_rows(file))
+    (tmp_path / "rows.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet"):
+        list(read_rows(tmp_path / "rows.parquet"))
+
+
+def test_a_byte_order_mark_changes_nothing(tmp_path: Path) -> None:
+    for name, text in (("a.json", '[\n{"a": 1}]'), ("a.jsonl", '{"a": 1}\n')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert [row for _, row in read_rows(tmp_path / name)] == [{"a": 1}]
+
+
+def test_a_description_may_name_the_only_split_and_leave_columns_empty(tmp_path: Path) -> None:
+    columns = {"prompt": "instruction", "query": "", "response": "output", "history": None}
+    found = read(tmp_path, {"instruction": "q", "output": "a"}, split="train", columns=columns)
+    assert said(found) == [("user", "q"), ("assistant", "a")]
 
 
 def test_a_plain_file_holds_openai_messages(tmp_path: Path) -> None:
