@@ -17,7 +17,7 @@ from torch import Tensor
 from search_r1.data.conversations import Message, Row, read_rows
 from search_r1.data.dataset_info import Dataset, load_datasets, plain_dataset
 from search_r1.data.micro_batches import SequenceCost, balance
-from search_r1.data.templates import PromptEncoder, encode_plain
+from search_r1.data.templates import PromptEncoder, control_tokens, encode_plain
 from search_r1.data.tool_prompts import ToolPrompts
 from search_r1.errors import ConfigError, DataError
 from search_r1.sft_config import SFTDataConfig
@@ -27,6 +27,7 @@ Tokenizer = Any
 """A Hugging Face tokenizer with a chat template."""
 
 _OBSERVATION = re.compile(r"(\n*<(information|tool_response)>.*?</\2>\n*)", re.DOTALL)
+_BORDER = re.compile(r"</?(?:information|tool_response)>")
 _STAND_INS = ("yes", "no")
 _END_OF_ROLLOUT = "</answer>"
 _SHOWN = 3
@@ -83,7 +84,7 @@ class ConversationEncoder:
         """`tools` are function schemas, which the prompt shows as a rollout's does.
 
         Raises:
-            ConfigError: the chat template cannot render the prompt.
+            ConfigError: the chat template cannot render the prompt, or an observation has only one of its tags.
         """
         first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
         ids = list(self._prompt(messages[:first], tools))
@@ -140,8 +141,13 @@ class ConversationEncoder:
         suffix = list(first[len(first) - sum(1 for _ in same) :])
         if not getattr(self._tokenizer, "chat_template", None):
             return [self._tokenizer.eos_token_id], suffix
-        control = set(self._tokenizer.all_special_ids)
+        control = {self._tokenizer.convert_tokens_to_ids(token) for token in control_tokens(self._tokenizer)}
         end = next((i + 1 for i, token in enumerate(suffix) if token in control), 0)
+        if not end:
+            raise ConfigError(
+                "the chat template ends an assistant turn without a special token of the tokenizer, so that no end "
+                "could be learned: take the template that the model was made with (data.chat_template)"
+            )
         return suffix[:end], suffix[end:]
 
 
@@ -150,12 +156,22 @@ def split_observations(text: str) -> list[tuple[str, bool]]:
 
     >>> split_observations("a</search>\\n\\n<information>p</information>\\n\\nb")
     [('a</search>', True), ('\\n\\n<information>p</information>\\n\\n', False), ('b', True)]
+
+    Raises:
+        DataError: tags do not stand in pairs, so that nobody knows what the assistant wrote.
     """
     pieces, start = list[tuple[str, bool]](), 0
     for found in _OBSERVATION.finditer(text):
         pieces += [(text[start : found.start()], True), (found[0], False)]
         start = found.end()
-    return [(piece, learned) for piece, learned in [*pieces, (text[start:], True)] if piece]
+    pieces.append((text[start:], True))
+    for piece, learned in pieces:
+        if len(borders := _BORDER.findall(piece)) != (0 if learned else 2):
+            raise DataError(
+                f"the tags of observations do not stand in pairs: {', '.join(borders)} in {piece.strip()[:80]!r}. "
+                "Complete or escape them"
+            )
+    return [(piece, learned) for piece, learned in pieces if piece]
 
 
 def read_examples(data: SFTDataConfig, names: Sequence[str], tokenizer: Tokenizer) -> list[SFTExample]:
@@ -190,8 +206,11 @@ def read_examples(data: SFTDataConfig, names: Sequence[str], tokenizer: Tokenize
 def _rows(data: SFTDataConfig, names: Sequence[str]) -> Iterator[tuple[str, Row | DataError, Dataset]]:
     datasets = load_datasets(data.dataset_info, names) if data.dataset_info else map(plain_dataset, names)
     for dataset in datasets:
-        rows = ((where, row, dataset) for file in dataset.files for where, row in read_rows(file))
-        yield from islice(rows, data.max_rows)
+        columns = set[str]()
+        for where, row in islice((placed for file in dataset.files for placed in read_rows(file)), data.max_rows):
+            columns.update(row if isinstance(row, Mapping) else ())
+            yield where, row, dataset
+        dataset.check_columns(columns)
 
 
 def _check_bad(bad: Sequence[str], total: int, max_share: float) -> None:

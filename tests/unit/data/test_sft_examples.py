@@ -11,10 +11,13 @@ from typing import Literal
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from search_r1.backends.sharding import build_sharding
 from search_r1.backends.supervised import SupervisedPolicy
 from search_r1.config import ModelConfig, OptimConfig, ShardingConfig
+from search_r1.data.chat_turns import ChatTurns
 from search_r1.data.sft_examples import (
     ConversationEncoder,
     SFTExample,
@@ -24,10 +27,11 @@ from search_r1.data.sft_examples import (
     split_validation,
 )
 from search_r1.data.templates import PromptEncoder, encode_plain
-from search_r1.errors import DataError, TrainingError
+from search_r1.errors import ConfigError, DataError, TrainingError
 from search_r1.protocols import Metrics
 from search_r1.sft_config import SFTDataConfig, SFTTrainingConfig
 from search_r1.trainer.sft_loop import plan_batches, run_sft
+from tests.chat_templates import SMOLLM2, with_template
 from tests.model_factory import tiny_model_dir, tiny_tokenizer
 
 SEARCH = "<think> Look. </think> <search> the author of abc </search>"
@@ -154,6 +158,20 @@ def test_bad_rows_up_to_the_configured_share_are_left_out_and_told(
     assert len(_read(SFTDataConfig(max_bad_share=0.5), file)) == 99
 
 
+def test_a_column_that_no_row_has_is_told_before_anything_is_lost(tmp_path: Path) -> None:
+    rows = [{"instruction": "q", "input": "", "output": "a"}, {"instruction": "q", "output": "a", "system": "s"}]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+
+    def read(**columns: str) -> list[SFTExample]:
+        entry = {"file_name": "rows.json", "columns": {"prompt": "instruction", "response": "output", **columns}}
+        (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": entry}))
+        return _read(SFTDataConfig(dataset_info=f"{tmp_path}/dataset_info.json"), "mine")
+
+    assert len(read(query="input", system="system")) == 2
+    with pytest.raises(DataError, match=r"'mine': .* the column 'inputt', which no row has, did you mean 'input'"):
+        read(query="inputt")
+
+
 def test_a_limit_on_rows_takes_the_first_of_each_file(tmp_path: Path) -> None:
     rows = [{"messages": [QUESTION, assistant(f"<answer> {i} </answer>")]} for i in range(5)]
     file = _write(tmp_path / "rows.jsonl", rows)
@@ -175,6 +193,35 @@ def test_held_out_examples_are_not_trained_on_and_the_same_for_the_same_seed() -
 def test_tool_responses_inside_an_assistant_text_are_not_learned() -> None:
     text = "a <tool_response>r\n</tool_response>\nb"
     assert split_observations(text) == [("a ", True), ("<tool_response>r\n</tool_response>\n", False), ("b", True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SEARCH + "\n\n<information>cut off",
+        SEARCH + "\n\n<information>a </information> b</information>\n\n" + ANSWER,
+        "<think> I read <information> next. </think>" + SEARCH + OBSERVATION + ANSWER,
+        "a</tool_response>b",
+    ],
+)
+def test_a_text_whose_observations_have_no_certain_borders_is_a_bad_row(tmp_path: Path, text: str) -> None:
+    with pytest.raises(
+        DataError, match=r"line 1: the tags of observations do not stand in pairs: .*Complete"
+    ):
+        _read(SFTDataConfig(), _write(tmp_path / "rows.jsonl", [{"messages": [QUESTION, assistant(text)]}]))
+
+
+def test_the_end_of_a_turn_is_learned_though_its_token_is_not_marked_special(tmp_path: Path) -> None:
+    plain = Tokenizer.from_str(with_template(SMOLLM2, ()).backend_tokenizer.to_str())
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, chat_template=SMOLLM2, eos_token="<|endoftext|>")
+    tokenizer.add_tokens([AddedToken(name, special=False) for name in ("<|im_start|>", "<|im_end|>")])
+    end = tokenizer.convert_tokens_to_ids(ChatTurns(tokenizer).end_of_turn)
+    example = ConversationEncoder(tokenizer)([QUESTION, assistant("abc"), QUESTION, assistant("town")])
+    learned = [t for t, m in zip(example.token_ids, example.loss_mask, strict=True) if m]
+    assert learned.count(end) == 2
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
+    with pytest.raises(ConfigError, match="without a special token of the tokenizer, so that no end could be learned"):
+        ConversationEncoder(tokenizer)([QUESTION, assistant("abc")])
 
 
 def test_a_plan_shows_every_example_once_an_epoch_and_is_the_same_for_the_same_seed() -> None:
