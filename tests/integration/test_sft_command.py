@@ -119,9 +119,10 @@ def test_a_run_does_not_go_on_with_other_data(
     assert sft.main([*arguments, *SAVING, "training.batch_tokens=60"]) == 0
     folder = interrupted(tmp_path / "killed", tmp_path / "tuned", step=2)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(rows.read_text() + rows.read_text())
-    assert sft.main([*arguments, *SAVING, "training.batch_tokens=60", f"output_dir={folder}"]) == 2
-    assert "was made with other data or batches" in capsys.readouterr().err
+    for other in (rows.read_text() * 2, rows.read_text().replace("abc", "town")):
+        rows.write_text(other)
+        assert sft.main([*arguments, *SAVING, "training.batch_tokens=60", f"output_dir={folder}"]) == 2
+        assert "was made with other data or batches" in capsys.readouterr().err
 
 
 def test_a_training_file_of_llama_factory_runs(arguments: list[str], tmp_path: Path) -> None:
