@@ -205,9 +205,7 @@ def test_tool_responses_inside_an_assistant_text_are_not_learned() -> None:
     ],
 )
 def test_a_text_whose_observations_have_no_certain_borders_is_a_bad_row(tmp_path: Path, text: str) -> None:
-    with pytest.raises(
-        DataError, match=r"line 1: the tags of observations do not stand in pairs: .*Complete"
-    ):
+    with pytest.raises(DataError, match=r"line 1: the tags of observations do not stand in pairs: .*Complete"):
         _read(SFTDataConfig(), _write(tmp_path / "rows.jsonl", [{"messages": [QUESTION, assistant(text)]}]))
 
 
