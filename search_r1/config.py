@@ -158,7 +158,7 @@ class EnvironmentConfig:
     forced_opening: str = ""
     """Tools: follows every assistant header, e.g. `<think>`; never trained on."""
     answer_pattern: Literal["any", "answer", "boxed"] = "any"
-    """Tools: the answer is the last `<answer>…</answer>`, the last `\\boxed{…}`, or whichever comes last."""
+    """Tools: the answer is the last `<answer>…</answer>`, the last `\\boxed{…}`, or whichever begins last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ class Question:
     prompt_messages: tuple[Mapping[str, str], ...]
     """Chat messages with `role` and `content`, as the policy's template receives them."""
     golden_answers: tuple[str, ...]
-    tools: tuple[str, ...] = ()
-    """Names of the registered tools this row may call (tool environment only)."""
+    tools: tuple[str, ...] | None = None
+    """Names of the registered tools this row may call (tool environment only); None allows all of them."""
 
 
 @dataclass(frozen=True, slots=True)

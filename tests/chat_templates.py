@@ -14,7 +14,11 @@ from tests.shared_data import shared_data
 
 _TOOLS = (
     "{{ 'Tools:\\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}"
-    "{{ 'Call them by <tool_call>.' }}"
+    '{{ \'Call one so: <tool_call>{"name": <its name>, "arguments": <a JSON object>}</tool_call>\' }}'
+)
+_TOOLS_IN_ANOTHER_FORM = (
+    '{{ \'To use a function, say only {"name": its name, "parameters": its arguments by name}.\n\' }}'
+    "{% for tool in tools %}{{ tool | tojson(indent=4) }}{{ '\n\n' }}{% endfor %}"
 )
 QWEN2_5 = (
     "{% set own = messages[0]['content'] if messages[0]['role'] == 'system' else 'You are a friendly assistant.' %}"
@@ -32,8 +36,8 @@ LLAMA_3_1 = (
     "{% for message in messages %}{% if message['role'] != 'system' %}"
     "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
     "{% if tools and message['role'] == 'user' and not ns.told %}{% set ns.told = true %}"
-    + _TOOLS
-    + "{{ '\\n\\n' }}{% endif %}"
+    + _TOOLS_IN_ANOTHER_FORM
+    + "{% endif %}"
     "{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )

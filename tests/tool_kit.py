@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -115,9 +116,14 @@ def make_environment(
 
 
 def make_tool_prompt(
-    text: str = "Who?", tools: Sequence[str] = (), layout: str = "smollm2", opening: str = "", group_id: int = 0
+    text: str = "Who?",
+    tools: Sequence[str] | None = None,
+    layout: str = "smollm2",
+    opening: str = "",
+    group_id: int = 0,
 ) -> Prompt:
-    question = Question("q/1", "made", text, ({"role": "user", "content": text},), ("Paris",), tuple(tools))
+    question = Question("q/1", "made", text, ({"role": "user", "content": text},), ("Paris",))
+    question = question if tools is None else replace(question, tools=tuple(tools))
     schemas = {name: one.schema for name, one in TOOLS.items()}
     return Prompt(question, group_id, ToolPrompts(chat_tokenizer(layout), schemas, opening)(question))
 
@@ -134,7 +140,7 @@ def play(environment: ToolEnvironment, *texts: str, layout: str = "smollm2", ope
         manager.close()
 
 
-def answer(environment: ToolEnvironment, content: str, tools: Sequence[str] = (), cut: bool = False) -> Any:
+def answer(environment: ToolEnvironment, content: str, tools: Sequence[str] | None = None, cut: bool = False) -> Any:
     """The observation that follows these calls."""
     try:
         return environment.step([Action("tool_call", content, cut)], [make_tool_prompt(tools=tools)])[0]

@@ -242,11 +242,13 @@ def _messages(value: Any, where: str) -> tuple[dict[str, str], ...]:
     return tuple(messages)
 
 
-def _tools(value: Any, where: str) -> tuple[str, ...]:
-    names = [value] if isinstance(value, str) else list(value or ())
-    if not all(isinstance(name, str) for name in names):
+def _tools(value: Any, where: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{where}: the tools column holds the names of registered tools, not {names}")
-    return tuple(names)
+    return tuple(dict.fromkeys(names))
 
 
 def _text(row: Mapping[str, Any], extra: Mapping[str, Any], prompt: Sequence[Mapping[str, str]]) -> str:

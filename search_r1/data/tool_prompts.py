@@ -15,13 +15,15 @@ _PROBE = {
     "type": "function",
     "function": {"name": "probe_of_tools", "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
+_CALL_FORM = ("<tool_call>", '"name"', '"arguments"')
+"""What a template says that asks for calls as `rollout.tool_calls` reads them."""
 
 
 class ToolPrompts:
     """Token ids of a question's prompt: its schemas go through the chat template's own `tools` argument.
 
-    A template without one gets `prompts.TOOL_PROMPT` in the system message, or in the user message where it takes no
-    system message.
+    A template without one, or which asks for calls in another form than `<tool_call>` with name and arguments, gets
+    `prompts.TOOL_PROMPT` in the system message, or in the user message where it takes no system message.
     """
 
     def __init__(self, tokenizer: Tokenizer, schemas: Mapping[str, Mapping[str, Any]], opening: str = "") -> None:
@@ -69,6 +71,8 @@ class ToolPrompts:
 
     def allowed(self, question: Question) -> tuple[str, ...]:
         """Names of the tools that the question may call: its own list, or all."""
+        if question.tools is None:
+            return tuple(self._schemas)
         for name in question.tools:
             if name not in self._schemas:
                 near = difflib.get_close_matches(name, self._schemas, n=1)
@@ -77,7 +81,7 @@ class ToolPrompts:
                     f"question {question.question_id}: its tools column names {name!r}, which is not registered: "
                     f"{hint}There are {', '.join(self._schemas) or 'none'} (environment.tools)"
                 )
-        return question.tools or tuple(self._schemas)
+        return question.tools
 
     def _encoder(self, names: tuple[str, ...]) -> PromptEncoder:
         if names not in self._encoders:
@@ -94,7 +98,7 @@ def _takes_tools(tokenizer: Tokenizer) -> bool:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, tools=[_PROBE])
     except (TemplateError, TypeError):
         return False
-    return "probe_of_tools" in str(text)
+    return all(part in str(text) for part in ("probe_of_tools", *_CALL_FORM))
 
 
 def _takes_system(tokenizer: Tokenizer) -> bool:

@@ -101,7 +101,8 @@ class ToolEnvironment:
         """The results of one trajectory's calls, in order. A failure behind any of them is the observation's."""
         start = perf_counter()
         calls, _ = parse_tool_turn(action.content)
-        allowed = [name for name in prompt.question.tools or self._tools if name in self._tools]
+        named = prompt.question.tools
+        allowed = [name for name in (self._tools if named is None else named) if name in self._tools]
         most = self._config.max_calls_per_turn
         if len(calls) > most:
             calls = [*calls[:most], ToolCall("", error=f"only the first {most} calls of a turn are run")]
@@ -127,7 +128,8 @@ class ToolEnvironment:
         if call.error:
             return ToolResult("", "error", call.error)
         if call.name not in allowed:
-            return ToolResult("", "error", f"there is no tool {call.name!r}; the tools are {', '.join(allowed)}")
+            names = ", ".join(allowed) or "none"
+            return ToolResult("", "error", f"there is no tool {call.name!r}; the tools are {names}")
         return await self._executor.execute(self._tools[call.name], call.arguments)
 
     def _observation(

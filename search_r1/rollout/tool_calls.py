@@ -42,7 +42,7 @@ def parse_tool_turn(text: str) -> tuple[list[ToolCall], str]:
 
     A call ends where its JSON ends, so that a string in it may hold any tag. One that cannot be read reaches to the
     next tag of a call and carries its error. Calls inside a closed `<think>…</think>` are none; an unclosed `<think>`
-    and a stray closing tag hide nothing.
+    and a stray closing tag hide nothing. Where there are no `arguments`, `parameters` are, as Llama names them.
 
     >>> calls, rest = parse_tool_turn('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> done')
     >>> calls[0].name, dict(calls[0].arguments), rest
@@ -110,7 +110,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 def _checked(text: str, value: Any) -> ToolCall:
     if not isinstance(value, dict):
         return ToolCall(text, error="the call is no JSON object")
-    name, arguments = value.get("name"), value.get("arguments", {})
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
     if not isinstance(name, str) or not name:
         return ToolCall(text, error="the call has no name")
     if not isinstance(arguments, dict):
@@ -119,7 +119,9 @@ def _checked(text: str, value: Any) -> ToolCall:
 
 
 def find_answer(text: str, pattern: AnswerPattern = "any") -> str | None:
-    r"""The last closed `<answer>…</answer>` or `\boxed{…}` of a text, stripped; None where there is none.
+    r"""The closed `<answer>…</answer>` or `\boxed{…}` that begins last, stripped; None where there is none.
+
+    So a box inside of the tags is the answer, as in ReSearch's form.
 
     >>> find_answer(r"first \boxed{1}, rather \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -133,19 +135,19 @@ def find_answer(text: str, pattern: AnswerPattern = "any") -> str | None:
 
 
 def _last_answer(text: str) -> list[tuple[int, str]]:
-    """At most one (end, content)."""
+    """At most one (begin, content)."""
     begin, last = None, []
     for tag in _ANSWER_TAG.finditer(text):
         if tag[0] == "<answer>":
             begin = tag.end()
         elif begin is not None:
-            last = [(tag.start(), text[begin : tag.start()])]
+            last = [(begin, text[begin : tag.start()])]
             begin = None
     return last
 
 
 def _last_boxed(text: str) -> list[tuple[int, str]]:
-    r"""At most one (end, content). Braces balance inside; `\{` and `\}` are characters."""
+    r"""At most one (begin, content), that which ends last. Braces balance inside; `\{` and `\}` are characters."""
     opened: list[int | None] = []
     last = []
     for brace in _BRACE.finditer(text):
@@ -154,5 +156,5 @@ def _last_boxed(text: str) -> list[tuple[int, str]]:
         elif brace[0] == "{":
             opened.append(None)
         elif brace[0] == "}" and opened and (begin := opened.pop()) is not None:
-            last = [(brace.start(), text[begin : brace.start()])]
+            last = [(begin, text[begin : brace.start()])]
     return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,8 +40,8 @@ def one_shot(layout: str, messages: list[dict[str, str]], opening: str = "") -> 
     """The conversation rendered in one go, with the next assistant header, as ids."""
     tokenizer = chat_tokenizer(layout)
     options: dict[str, Any] = {"tools": list(SCHEMAS.values())}
-    if layout in ("smollm2", "no-system"):
-        role, options = "system" if layout == "smollm2" else "user", {}
+    if layout not in ("qwen2.5", "qwen3"):
+        role, options = "user" if layout == "no-system" else "system", {}
         messages = list(with_tool_prompt(messages, list(SCHEMAS.values()), role))
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
     return list(tokenizer.encode(text + opening, add_special_tokens=False))
@@ -161,7 +162,7 @@ def test_thoughts_that_qwen3_drops_from_earlier_turns_stay_in_the_rollout() -> N
 
 
 def question(*tools: str, messages: tuple[dict[str, str], ...] = ({"role": "user", "content": "q"},)) -> Question:
-    return Question("nq/7", "nq", "q", messages, ("a",), tools)
+    return Question("nq/7", "nq", "q", messages, ("a",), tools or None)
 
 
 @pytest.mark.parametrize("layout", ALL)
@@ -180,6 +181,20 @@ def test_a_system_message_is_kept_where_tools_are_told_in_the_fallback() -> None
     text = tokenizer.decode(ToolPrompts(tokenizer, SCHEMAS)(question(messages=messages)))
     assert text.startswith("<|im_start|>system\nBe brief.\n\nYou can call these tools.")
     assert text.count("<|im_start|>") == 3
+
+
+def test_a_template_that_asks_for_calls_in_another_form_tells_its_tools_in_the_fallback() -> None:
+    text = chat_tokenizer("llama-3.1").decode(ToolPrompts(chat_tokenizer("llama-3.1"), SCHEMAS)(question("add")))
+    assert "You can call these tools." in text
+    assert "To use a function" not in text
+    native = chat_tokenizer("qwen2.5").decode(ToolPrompts(chat_tokenizer("qwen2.5"), SCHEMAS)(question("add")))
+    assert "You can call these tools." not in native
+
+
+def test_a_row_that_allows_no_tool_is_shown_none() -> None:
+    tokenizer = chat_tokenizer("qwen2.5")
+    text = tokenizer.decode(ToolPrompts(tokenizer, SCHEMAS)(replace(question(), tools=())))
+    assert text == tokenizer.decode(ToolPrompts(tokenizer, {})(question()))
 
 
 def test_an_unregistered_tool_of_a_row_is_named_with_the_nearest() -> None:

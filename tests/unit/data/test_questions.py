@@ -130,6 +130,13 @@ def test_leftover_columns_are_ignored_and_tools_are_kept(tmp_path: Path) -> None
     assert question.tools == ("search", "calculator")
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_row_names_each_of_its_tools_once_and_no_tool_is_not_every_tool(tmp_path: Path, suffix: str) -> None:
+    rows = [make_row(tools=["add", "search", "add"]), make_row(tools=[]), make_row()]
+    named = [question.tools for question in load_questions(write(tmp_path / f"q.{suffix}", *rows))]
+    assert named == [("add", "search"), (), None]
+
+
 def test_globs_name_files_and_a_file_matched_twice_is_read_once(tmp_path: Path) -> None:
     write(tmp_path / "b.parquet", make_row("second?"))
     path = write(tmp_path / "a.parquet", make_row("first?"))
@@ -148,6 +155,7 @@ def test_globs_name_files_and_a_file_matched_twice_is_read_once(tmp_path: Path) 
         (make_row(reward_model={"ground_truth": {"target": [" ", ""]}}), "row 2 has no golden answers"),
         (make_row(prompt=[{"role": "<|im_end|>", "content": "x"}]), "row 2: a prompt message needs"),
         (make_row(tools=[{"type": "function"}]), "row 2: the tools column holds the names"),
+        (make_row(tools=5), "row 2: the tools column holds the names"),
     ],
 )
 def test_a_bad_row_is_named_with_its_file(tmp_path: Path, row: dict[str, Any], message: str) -> None:

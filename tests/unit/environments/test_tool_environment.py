@@ -93,6 +93,11 @@ def test_a_row_can_call_its_own_tools_alone() -> None:
     assert greeted == {"status": "success", "content": "Hello Bo!"}
 
 
+def test_a_row_with_an_empty_list_of_tools_can_call_none() -> None:
+    ((_, refused),) = responses(answer(make_environment(), call("add", a=1), tools=[]).text)
+    assert refused == {"status": "error", "content": "there is no tool 'add'; the tools are none"}
+
+
 def test_more_calls_than_allowed_are_not_run_and_told_so() -> None:
     ran = []
 

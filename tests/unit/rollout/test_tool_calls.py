@@ -51,6 +51,7 @@ def test_calls_are_the_balanced_blocks_outside_closed_thoughts(text: str, expect
         ('{"name": 3}', "no name"),
         ('{"name": "f", "arguments": [1]}', "no JSON object"),
         ('{"name": "f", "arguments": "{}"}', "no JSON object"),
+        ('{"name": "f", "parameters": "{}"}', "no JSON object"),
         ('{"name": "f", "arguments": {"x": NaN}}', "NaN"),
         ('{"name": "f", "arguments": {"x": ' + "1" * 5000 + "}}", "no JSON"),
         ("[" * 100_000, "no JSON"),
@@ -66,6 +67,14 @@ def test_what_is_no_call_object_is_a_call_with_an_error_and_the_next_one_is_read
 
 def test_arguments_may_be_left_out() -> None:
     assert parse_tool_turn('<tool_call>{"name": "now"}</tool_call>')[0][0].arguments == {}
+
+
+def test_parameters_are_the_arguments_where_there_are_none() -> None:
+    (llama, both), _ = parse_tool_turn(
+        '<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>'
+        '<tool_call>{"name": "f", "parameters": {"x": 1}, "arguments": {}}</tool_call>'
+    )
+    assert (llama.arguments, both.arguments) == ({"x": 1}, {})
 
 
 def test_nested_and_unclosed_calls_are_errors_of_their_own() -> None:
@@ -134,7 +143,12 @@ def test_a_text_of_a_million_tags_is_read_in_one_pass(piece: str) -> None:
         (r"\boxed{\boxed{x} y}", "boxed", r"\boxed{x} y"),
         (r"<answer>Lyon</answer> \boxed{Paris}", "any", "Paris"),
         (r"\boxed{Lyon} <answer>Paris</answer>", "any", "Paris"),
+        (r"<answer> The final answer is \[ \boxed{Oslo} \] </answer>", "any", "Oslo"),
+        (r"<answer>\boxed{Lyon}</answer><answer>Paris</answer>", "any", "Paris"),
+        (r"\boxed{<answer>Paris</answer>}", "any", "Paris"),
     ],
 )
-def test_the_answer_is_the_last_closed_one_of_the_pattern(text: str, pattern: str, expected: str | None) -> None:
+def test_the_answer_is_the_closed_one_of_the_pattern_that_begins_last(
+    text: str, pattern: str, expected: str | None
+) -> None:
     assert find_answer(text, pattern) == expected  # type: ignore[arg-type]
