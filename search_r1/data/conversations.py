@@ -59,7 +59,7 @@ def conversation(turns: Sequence[Turn], tools: Any = None) -> Conversation:
             state, results = "asked", []
         state = _next_state(state, kind, number)
         if kind == "result":
-            results.append((turn.call_id, _text(content, number, may_be_empty=True)))
+            results.append((turn.call_id, _text(content, number, of_tool=True)))
         elif kind == "call":
             thought, calls = _calls(content, number)
             text = "\n".join(f"<tool_call>{call}</tool_call>" for _, call in calls)
@@ -92,10 +92,12 @@ def _next_state(state: str, kind: Kind, number: int) -> str:
     return allowed[state][kind]
 
 
-def _text(content: Any, number: int, may_be_empty: bool = False) -> str:
+def _text(content: Any, number: int, of_tool: bool = False) -> str:
     if not isinstance(content, str):
         raise DataError(f"turn {number} holds {str(content)[:80]!r} where a text is expected")
-    if not content.strip() and not may_be_empty:
+    if of_tool:  # may be empty, and `json_body` replaces what has no encoding
+        return content
+    if not content.strip():
         raise DataError(f"turn {number} is empty")
     try:
         content.encode()

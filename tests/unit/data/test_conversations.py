@@ -141,10 +141,11 @@ def test_results_answer_the_calls_whose_ids_they_name(tmp_path: Path) -> None:
             read(tmp_path, openai(both, *map(result_of, wrong)), formatting="openai")
 
 
-def test_a_tool_may_answer_with_nothing(tmp_path: Path) -> None:
+def test_a_tool_may_answer_with_nothing_or_with_half_a_character(tmp_path: Path) -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [named_call("f")]}
-    found = read(tmp_path, openai(call, {"role": "tool", "content": ""}), formatting="openai")
-    assert '{"status": "success", "content": ""}' in said(found)[2][1]
+    for answer, shown in (("", ""), ("\ud800", "?")):
+        found = read(tmp_path, openai(call, {"role": "tool", "content": answer}), formatting="openai")
+        assert f'{{"status": "success", "content": "{shown}"}}' in said(found)[2][1]
 
 
 def test_what_other_rows_of_a_parquet_file_have_is_neither_called_nor_told(tmp_path: Path) -> None:
