@@ -7,6 +7,7 @@ import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from inspect import isawaitable
 from time import perf_counter
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -23,7 +24,10 @@ class ToolReportedError(Exception):
 
 
 class CallGuard:
-    """Runs calls at most `max_concurrent` at a time, each for at most `timeout_s` seconds of its own."""
+    """Runs calls at most `max_concurrent` at a time, each for at most `timeout_s` seconds of its own.
+
+    A call that outlives them is cancelled and not waited for: what ignores that is left behind.
+    """
 
     def __init__(self, timeout_s: float, max_concurrent: int) -> None:
         self._timeout_s = timeout_s
@@ -43,22 +47,26 @@ class CallGuard:
 
     async def _outcome(self, tool: Tool, run: Callable[[], Awaitable[str]]) -> tuple[str, str, str]:
         """Status, content and failure."""
+        task = asyncio.ensure_future(run())
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask for it
         try:
-            async with asyncio.timeout(None if tool.keeps_time else self._timeout_s) as deadline:
-                return "success", await run(), ""
+            done, _ = await asyncio.wait([task], timeout=None if tool.keeps_time else self._timeout_s)
+        finally:
+            task.cancel()
+        if not done:
+            return "error", f"{tool.name} gave no result within {self._timeout_s:g} s", ""
+        try:
+            return "success", task.result(), ""
         except (RetrieverError, ToolUnavailableError) as error:
             return "error", "", f"tool {tool.name}: {error}"
         except (ToolArgumentError, ToolReportedError) as error:
             return "error", str(error), ""
-        except Exception as error:  # noqa: BLE001  told to the model, which may try otherwise
-            if deadline.expired():
-                return "error", f"{tool.name} gave no result within {self._timeout_s:g} s", ""
+        except BaseException as error:  # noqa: BLE001  told to the model, which may try otherwise
             return "error", _describe(error), ""
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return "error", _describe(error), ""  # nobody cancelled the call: the tool raised it
+
+
+def _overreach(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"the tool tried to end the process ({error!r})")
 
 
 def _describe(error: BaseException) -> str:
@@ -78,11 +86,30 @@ async def run_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """
     bound = tool.bind(arguments)
     if tool.is_async:
-        try:
-            return result_text(await tool.function(**bound))
-        except SystemExit as error:
-            raise RuntimeError(f"the tool tried to end the process ({error!r})") from error
-    return await in_daemon_thread(lambda: result_text(tool.function(**bound)))
+        return result_text(await contained(tool.function(**bound)))
+    value = await in_daemon_thread(lambda: _text_or_awaitable(tool.function(**bound)))
+    return value if isinstance(value, str) else result_text(await contained(value))
+
+
+def _text_or_awaitable(value: Any) -> str | Awaitable[Any]:
+    """A plain function may wrap a coroutine function and return what that returns."""
+    return value if isawaitable(value) else result_text(value)
+
+
+async def contained(work: Awaitable[T]) -> T:
+    """What comes of a tool's coroutine, whose attempts to end more than itself are raised as a `RuntimeError`.
+
+    To be awaited in the task that runs it: a task hands `SystemExit` and `KeyboardInterrupt` on to its event loop.
+    """
+    try:
+        return await work
+    except Exception:
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise _overreach(error) from error
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
@@ -104,7 +131,7 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         except Exception as error:  # noqa: BLE001  raised where it is awaited
             outcome = (None, error)
         except BaseException as error:  # noqa: BLE001
-            outcome = (None, RuntimeError(f"the tool tried to end the process ({error!r})"))
+            outcome = (None, _overreach(error))
         with suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(deliver, outcome)
 

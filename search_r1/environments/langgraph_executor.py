@@ -6,7 +6,7 @@ The only file that imports langgraph and langchain_core, an extra: `pip install 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from langchain_core.messages import AIMessage, ToolMessage
@@ -16,7 +16,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
-from search_r1.environments.call_guard import CallGuard, ToolReportedError, in_daemon_thread, run_tool
+from search_r1.environments.call_guard import CallGuard, ToolReportedError, contained, in_daemon_thread, run_tool
 from search_r1.environments.tool_registry import Tool, result_text
 from search_r1.types import ToolResult
 
@@ -77,11 +77,24 @@ def _node_tool(tool: Tool) -> BaseTool:
     """What `ToolNode` gets: a LangChain tool that can wait, so that none blocks the loop or its small thread pool."""
     original = tool.function
     if isinstance(original, BaseTool) and not _is_blocking(original):
-        return original
+        return _contained(original)
     run: Callable[[dict[str, Any]], Awaitable[Any]] = partial(run_tool, tool)
     if isinstance(original, BaseTool):
         run = partial(_in_thread, original)
     return _AsyncTool(name=tool.name, description=tool.description, args_schema=tool.parameters, run_async=run)
+
+
+def _contained(tool: BaseTool) -> BaseTool:
+    """The tool with its coroutine contained right there: LangChain and LangGraph each put a task around it."""
+    run = tool._arun
+
+    @wraps(run)
+    async def _arun(*args: Any, **arguments: Any) -> Any:
+        return await contained(run(*args, **arguments))
+
+    copy = tool.model_copy()
+    object.__setattr__(copy, "_arun", _arun)
+    return copy
 
 
 def _is_blocking(tool: BaseTool) -> bool:

@@ -49,7 +49,9 @@ class Job(Generic[T]):
 class EventLoopThread:
     """One loop for the life of its owner, so that connections made on it can be kept."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, patience_s: float = 10.0) -> None:
+        """`close` gives what it cancels `patience_s` to end."""
+        self._patience_s = patience_s
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name=name, daemon=True)
         self._thread.start()
@@ -65,6 +67,6 @@ class EventLoopThread:
         return Job(self._loop, coroutine)
 
     def close(self) -> None:
-        """Cancel what still runs, and end the thread."""
+        """Cancel what still runs, and end the thread; one on which something ignores that is left behind."""
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+        self._thread.join(self._patience_s)

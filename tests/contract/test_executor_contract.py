@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -88,12 +89,19 @@ class UnprintableError(Exception):
         raise RuntimeError("no text")
 
 
+class OddError(BaseException):
+    pass
+
+
 RAISED = [
     ValueError("big"),
     KeyError("k"),
     TimeoutError("own"),
     StopIteration(),
     SystemExit(3),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    OddError(),
     UnprintableError(),
     asyncio.CancelledError(),
 ]
@@ -150,6 +158,58 @@ def test_a_tool_that_never_ends_is_an_error_after_its_time_and_others_go_on(make
     forever.set()
     assert [result.content for result in hung] == [f"{one.name} gave no result within 0.05 s" for one in tools]
     assert good.status == "success"
+
+
+class Stubborn:
+    """A tool that nothing ends but `released`."""
+
+    def __init__(self) -> None:
+        self.started = self.released = False
+
+    async def wait(self) -> str:
+        """Ignore every cancellation."""
+        self.started = True
+        while not self.released:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+        return "done"
+
+
+def test_a_coroutine_that_ignores_its_deadline_is_left_behind(make: Make) -> None:
+    stubborn = Stubborn()
+    one = tool(stubborn.wait)
+
+    async def wait_for_it() -> ToolResult:
+        result = await make([one], timeout_s=0.05).execute(one, {})  # type: ignore[arg-type]
+        stubborn.released = True
+        return result
+
+    assert asyncio.run(wait_for_it()).content == "wait gave no result within 0.05 s"
+
+
+def test_a_coroutine_that_ignores_cancellation_does_not_keep_a_step_from_being_cancelled(make: Make) -> None:
+    stubborn = Stubborn()
+    one = tool(stubborn.wait)
+
+    async def cancel() -> None:
+        step = asyncio.create_task(make([one]).execute(one, {}))  # type: ignore[arg-type]
+        while not stubborn.started:
+            await asyncio.sleep(0)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        stubborn.released = True
+
+    asyncio.run(cancel())
+
+
+def test_a_coroutine_that_a_plain_function_returns_is_awaited(make: Make) -> None:
+    @functools.wraps(shift_later.function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return shift_later.function(*args, **kwargs)
+
+    result = run(make, tool(wrapped), {"point": {"x": 1}})
+    assert (result.status, result.content) == ("success", '{"point":{"x":1,"y":0},"by":1,"word":"é"}')
 
 
 def test_a_tool_with_deadlines_of_its_own_is_given_none(make: Make) -> None:

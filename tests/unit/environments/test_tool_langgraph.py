@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import types
@@ -98,6 +99,60 @@ def test_a_tool_message_of_status_error_is_an_error(is_async: bool) -> None:
         made = StructuredTool.from_function(refuse, handle_tool_error=True)
     result = run(adopted(made), "refuse", x=1)
     assert (result.status, result.content) == ("error", "refused")
+
+
+class Counts(BaseTool):
+    """A class of its own with a coroutine, which raises."""
+
+    name: str = "counts"
+    description: str = "Count, then fail."
+    error: Any = None
+    calls: int = 0
+
+    def _run(self, number: int) -> str:
+        raise AssertionError("the coroutine is used")
+
+    async def _arun(self, number: int) -> str:
+        self.calls += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()], ids=repr
+)
+@pytest.mark.parametrize("of_its_own_class", [True, False])
+def test_a_langchain_coroutine_cannot_end_the_process(error: BaseException, of_its_own_class: bool) -> None:
+    async def leave(number: int) -> str:
+        """Leave."""
+        raise error
+
+    counts = Counts(error=error)
+    made = counts if of_its_own_class else StructuredTool.from_function(coroutine=leave, name="counts")
+    result = run(adopted(made), "counts", number=1)
+    assert (result.status, result.failure) == ("error", "")
+    assert f"the tool tried to end the process ({error!r})" in result.content
+    assert counts.calls == of_its_own_class, "the tool itself is run, with its state"
+
+
+def test_a_langchain_coroutine_that_ignores_its_deadline_is_left_behind() -> None:
+    released = threading.Event()
+
+    @langchain_tool
+    async def wait() -> str:
+        """Ignore every cancellation."""
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+        return "done"
+
+    tools = adopted(wait)
+
+    async def wait_for_it() -> ToolResult:
+        result = await LangGraphExecutor(tools, timeout_s=0.05, max_concurrent=64).execute(tools["wait"], {})
+        released.set()
+        return result
+
+    assert asyncio.run(wait_for_it()).content == "wait gave no result within 0.05 s"
 
 
 @pytest.mark.timeout(60)
