@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NotRequired, Required, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from typing_extensions import TypedDict
@@ -36,7 +37,7 @@ class Tool:
     parameters: Schema
     """JSON schema of the arguments, an object."""
     function: Callable[..., Any]
-    """Called with keyword arguments; a coroutine function where `is_async`."""
+    """Called with keyword arguments; a coroutine function where `is_async`. Any other may return an awaitable too."""
     bind: Callable[[Mapping[str, Any]], dict[str, Any]]
     """JSON arguments to what `function` takes; raises `ToolArgumentError`."""
     is_async: bool = False
@@ -61,16 +62,26 @@ def tool(function: Callable[..., Any]) -> Tool:
     Argument descriptions come from the docstring's `Args:` section or from `Annotated[…, Field(description=…)]`.
 
     Raises:
-        ConfigError: it has no docstring, an argument without annotation, or one that has no JSON schema.
+        ConfigError: it has no docstring, an argument without annotation, or one that has no JSON schema; or its file
+            has another tool of its name.
     """
     source = _source(function)
     name = getattr(function, "__name__", type(function).__name__)
     where = f"tool {name} ({source})"
+    if not inspect.isroutine(function) or inspect.isasyncgenfunction(inspect.unwrap(function)):
+        raise ConfigError(
+            f"{where}: this is no function or coroutine function that returns its result; decorate one that calls it"
+        )
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{where}: the name must be a plain identifier; decorate a named function")
     description, of_arguments = _read_docstring(inspect.getdoc(function) or "")
     if not description:
         raise ConfigError(f"{where} has no docstring: its first lines tell the model what the tool does")
+    if getattr(function, "__qualname__", "") == name:
+        earlier: Any = getattr(inspect.unwrap(function), "__globals__", {}).get(name)
+        same_file = isinstance(earlier, Tool) and earlier.source.rpartition(":")[0] == source.rpartition(":")[0]
+        if same_file and earlier.source != source:
+            raise _same_name(name, earlier.source, source)
     adapter, parameters = _arguments(function, of_arguments, where)
     return Tool(
         name,
@@ -105,15 +116,17 @@ def load_tools(
         for new in found:
             known = tools.setdefault(new.name, new)
             if known.function is not new.function:
-                raise ConfigError(
-                    f"two tools are named {new.name!r}, in {known.source} and in {new.source}: rename one of them"
-                )
+                raise _same_name(new.name, known.source, new.source)
     return tools
 
 
 def result_text(value: Any) -> str:
     """What the model reads: a string as it is, anything else as JSON (what JSON cannot hold by its `str`)."""
     return value if isinstance(value, str) else to_json(value, fallback=str).decode()
+
+
+def _same_name(name: str, first: str, second: str) -> ConfigError:
+    return ConfigError(f"two tools are named {name!r}, in {first} and in {second}: rename one of them")
 
 
 def _tools_of(module: ModuleType, adopt: Callable[[object], Tool | None] | None) -> list[Tool]:
@@ -176,6 +189,11 @@ def _arguments(
         if parameter.name not in hints:
             raise ConfigError(
                 f"{where}: argument {parameter.name!r} has no type annotation, e.g. {parameter.name}: str"
+            )
+        if isinstance(parameter.default, FieldInfo):
+            raise ConfigError(
+                f"{where}: argument {parameter.name!r} has a pydantic Field as its default; put the Field into the "
+                f"annotation, e.g. {parameter.name}: Annotated[int, Field(ge=0)] = 3"
             )
         required = parameter.default is parameter.empty
         hint = hints[parameter.name]

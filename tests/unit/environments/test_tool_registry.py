@@ -4,6 +4,7 @@ import enum
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
@@ -122,6 +123,15 @@ def test_a_tool_can_still_be_called_as_the_function_it_is() -> None:
         ("def f(x: type(lambda: 0)): 'Doc.'", "no JSON schema"),
         ("def f(x: object.__new__.__class__): 'Doc.'", "no JSON schema"),
         ("f = lambda x: x", "plain identifier"),
+        ("async def f(x: int):\n 'Doc.'\n yield x", "no function or coroutine function that returns its result"),
+        (
+            "class Own:\n 'Doc.'\n async def __call__(self, x: int): 'Doc.'\nf = Own()",
+            "tool Own .* no function or coroutine function that returns its result; decorate one that calls it",
+        ),
+        (
+            "from pydantic import Field\ndef f(x: int = Field(3, ge=0)): 'Doc.'",
+            r"argument 'x' has a pydantic Field as its default; .* x: Annotated\[int, Field\(ge=0\)\] = 3",
+        ),
     ],
 )
 def test_a_function_that_makes_no_tool_is_refused_with_file_line_and_remedy(code: str, words: str) -> None:
@@ -160,6 +170,15 @@ def test_tools_of_modules_are_found_and_two_of_one_name_are_refused() -> None:
     assert list(load_tools([first, second])) == ["one", "two"]
     with pytest.raises(ConfigError, match=r"two tools are named 'one', in .*:\d+ and in .*:\d+: rename one"):
         load_tools([first, module("kit_third", z=other())])
+
+
+def test_a_second_tool_of_a_name_in_one_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = "@tool\n{}def twin(x: int) -> int:\n    'Doc.'\n    return x\n\n\n"
+    header = "from search_r1.environments.tool_registry import tool\n\n\n"
+    (tmp_path / "kit_twins.py").write_text(header + one.format("") + one.format("async "))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"'twin', in .*kit_twins\.py:4 and in .*kit_twins\.py:10: rename one"):
+        load_tools(["kit_twins"])
 
 
 def test_a_module_without_tools_or_that_does_not_import_is_named() -> None:
