@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from search_r1.environments.search_tool import search_tool
 from search_r1.environments.tool_registry import load_tools
+from search_r1.environments.tools import json_body
+from search_r1.errors import DataError
 from search_r1.rewards.exact_match import em
 
+Schemas = Mapping[str, Mapping[str, Any]]
+"""What models are told of tools, by name."""
+
 _RESPONSES = re.compile(r"<tool_response>.*</tool_response>", re.DOTALL)
+_PASSAGES = re.compile(r'(?<=^\{"status": "success", "content": ")Doc 1\(Title: (?:[^"\\]|\\.)*(?="\}$)', re.MULTILINE)
+_END_OF_TURN = re.compile(r"(?!</(?:think|tool_call|answer)>)(?:<[^<>\s]+>|\[[^\[\]\s]+\])$")
+"""A control token in whatever spelling: `<|im_end|>`, `<end_of_turn>`, `</s>`, `[/INST]`."""
 
 
 def calls_tools(rollout: Mapping[str, Any]) -> bool:
@@ -22,26 +30,68 @@ def calls_tools(rollout: Mapping[str, Any]) -> bool:
 def tool_fault(rollout: Mapping[str, Any]) -> str:
     """Why a rollout is no demonstration, as `traces.fault`: a call failed, no answer, or not exactly a golden one."""
     *acting, last = rollout["turns"]
-    calls = [call for turn in acting for call in turn.get("calls") or ()]
-    if rollout.get("status") != "answered" or last.get("observation") or any(c["status"] != "success" for c in calls):
+    statuses = [call.get("status") for turn in acting for call in turn.get("calls") or ()]
+    if rollout.get("status") != "answered" or last.get("observation") or any(s != "success" for s in statuses):
         return "not well formed"
     if not all(_RESPONSES.search(turn.get("observation") or "") for turn in acting):
         return "not well formed"
-    return "" if em(rollout.get("answer") or "", rollout["golden_answers"]) else "wrong answer"
+    return "" if em(str(rollout.get("answer") or ""), rollout["golden_answers"]) else "wrong answer"
 
 
-def tool_messages(rollout: Mapping[str, Any], end_of_text: re.Pattern[str]) -> list[dict[str, str]]:
-    """The question's messages, then turns and responses; `end_of_text` is left out, the chat template writes it."""
+def tool_messages(
+    rollout: Mapping[str, Any], opening: str = "", shorten: Callable[[str], str] | None = None
+) -> list[dict[str, str]]:
+    """The question's messages, then turns and responses, without the end-of-turn tokens: a template writes them.
+
+    Args:
+        opening: environment.forced_opening, which every assistant header ended with; now turns begin with it.
+        shorten: changes the passages that search gave.
+
+    Raises:
+        DataError: the headers did not end with `opening`.
+    """
     messages = [dict(message) for message in rollout["prompt"]]
     for turn in rollout["turns"]:
-        messages.append({"role": "assistant", "content": end_of_text.sub("", turn["completion"])})
-        if responses := _RESPONSES.search(turn.get("observation") or ""):
-            messages.append({"role": "user", "content": responses[0]})
+        # A turn that stopped by itself did so at a control token, which its text ends with.
+        stopped = turn.get("finish_reason") != "length"
+        spoken = _END_OF_TURN.sub("", turn["completion"]) if stopped else turn["completion"]
+        messages.append({"role": "assistant", "content": opening + spoken})
+        observation = turn.get("observation") or ""
+        if responses := _RESPONSES.search(observation):
+            messages.append({"role": "user", "content": _shortened(responses[0], shorten)})
+            if not observation.endswith(opening):
+                raise DataError(
+                    f"the rollout of {rollout['question']!r} was not made with --forced-opening {opening!r}: give the "
+                    "run's environment.forced_opening, or leave it out"
+                )
     return messages
 
 
-def tool_schemas(modules: Sequence[str], search_top_k: int | None) -> str:
-    """JSON of the schemas that the rollouts' prompts told, in that order; search where `search_top_k` is given."""
+def _shortened(responses: str, shorten: Callable[[str], str] | None) -> str:
+    if shorten is None:
+        return responses
+    return _PASSAGES.sub(lambda found: json_body(shorten(json.loads(f'"{found[0]}"'))), responses)
+
+
+def tool_schemas(modules: Sequence[str], search_top_k: int | None) -> Schemas:
+    """All schemas that the rollouts' prompts may have told, in that order; search where `search_top_k` is given."""
     nobody: Any = None  # only the schema is wanted
     first = [search_tool(nobody, search_top_k, max_query_chars=0)] if search_top_k else []
-    return json.dumps([tool.schema for tool in load_tools(modules, first=first).values()])
+    return {name: tool.schema for name, tool in load_tools(modules, first=first).items()}
+
+
+def told_schemas(rollout: Mapping[str, Any], schemas: Schemas) -> str:
+    """JSON of the schemas that this rollout's prompt told: of the tools its row named, or of all.
+
+    Raises:
+        DataError: `schemas` lacks one of them.
+    """
+    names = rollout.get("tools")
+    told = [schemas.get(name) for name in (schemas if names is None else names)]
+    if not told or None in told:
+        raise DataError(
+            f"the rollout of {rollout['question']!r} calls tools ({', '.join(names or ['all of its run'])}): name "
+            "their modules with --tools, and with --search-top-k the top_k of search, so that the demonstrations tell "
+            "of them as the rollouts did"
+        )
+    return json.dumps(told)

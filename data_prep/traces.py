@@ -14,7 +14,7 @@ from typing import Any
 
 from data_prep.cli import console, count_table, existing_file, exit_code, parser, positive
 from data_prep.rows import SFT_SCHEMA, write_parquet
-from data_prep.tool_traces import calls_tools, tool_fault, tool_messages, tool_schemas
+from data_prep.tool_traces import Schemas, calls_tools, told_schemas, tool_fault, tool_messages, tool_schemas
 from search_r1.errors import DataError
 from search_r1.prompts import TEMPLATES, check_template, prompt_messages
 from search_r1.rewards.exact_match import em
@@ -23,7 +23,7 @@ EXAMPLES = """\
   python -m data_prep.traces --input traces.jsonl --output sft.parquet --max-passage-words 40
   python -m data_prep.traces --input runs/mine/latest/trajectories/*.jsonl --output sft.parquet --max-per-question 2
   python -m data_prep.traces --input runs/tools/latest/trajectories/*.jsonl --output sft.parquet \\
-      --tools examples.tools.functions --search-top-k 2"""
+      --tools examples.tools.functions --search-top-k 2 --forced-opening '<think>'"""
 
 DROPPED = ("not well formed", "no search", "wrong answer", "repeated response", "enough of its question")
 
@@ -33,7 +33,7 @@ _TAG_LETTERS = {
     "<information>": "x", "</information>": "x",
 }  # fmt: skip
 _WELL_FORMED = re.compile(r"(?:tT|sSi)*aA")
-_END_OF_TEXT = re.compile(r"(?:<\|[^|<>]*\|>|</s>)\s*$")
+_END_OF_TEXT = re.compile(r"(?:(?:<[|｜][^|｜<>]*[|｜]>|</s>|<eos>|<end_of_turn>)\s*)+$")
 _INFORMATION = re.compile(r"(<information>)(.*?)(</information>)", re.DOTALL)
 _PASSAGE = re.compile(r"^(?=Doc \d+\(Title: )", re.MULTILINE)
 
@@ -52,7 +52,8 @@ def select(
     template: str = "search_r1",
     max_passage_words: int | None = None,
     max_per_question: int | None = None,
-    tools: str | None = None,
+    tools: Schemas | None = None,
+    forced_opening: str = "",
 ) -> Selection:
     """Rejection sampling. The whole response, observations included, becomes one assistant message; calls and results
     of the tool environment become turns of their own.
@@ -60,15 +61,19 @@ def select(
     Args:
         max_passage_words: keep so many words of each passage inside an information block.
         max_per_question: keep the first so many demonstrations of a question.
-        tools: JSON of the schemas that tool rollouts were told.
+        tools: the schemas that tool rollouts were told.
+        forced_opening: what stood before each of their turns.
 
     Raises:
-        DataError: a tool rollout, without `tools`.
+        DataError: a tool rollout that was told of something else than `tools`, or did not have that opening.
     """
-    result, responses, per_question = Selection(), set(), Counter[str]()
+    result, seen, per_question = Selection(), set(), Counter[str]()
+    words = max_passage_words
+    shorten = None if words is None else lambda passages: _shorten(passages, words)
     for rollout in rollouts:
         response, reason = _judged(rollout)
-        if not reason and response in responses:
+        key = (rollout["question"], response)
+        if not reason and key in seen:
             reason = "repeated response"
         if not reason and max_per_question is not None and per_question[rollout["question"]] >= max_per_question:
             reason = "enough of its question"
@@ -76,16 +81,12 @@ def select(
         result.counts[reason or "kept"] += 1
         if reason:
             continue
-        responses.add(response)
+        seen.add(key)
         per_question[rollout["question"]] += 1
         row = {"data_source": str(rollout.get("data_source") or "unknown"), "question": rollout["question"]}
         if calls_tools(rollout):
-            if tools is None:
-                raise DataError(
-                    f"the rollout of {rollout['question']!r} calls tools: name their modules with --tools, and with "
-                    "--search-top-k the top_k of search, so that the demonstrations tell of them as the rollouts did"
-                )
-            row |= {"messages": tool_messages(rollout, _END_OF_TEXT), "tools": tools}
+            row["tools"] = told_schemas(rollout, tools or {})
+            row["messages"] = tool_messages(rollout, forced_opening, shorten)
         else:
             if max_passage_words is not None:
                 response = shorten_passages(response, max_passage_words)
@@ -98,7 +99,7 @@ def select(
 def _judged(rollout: Mapping[str, Any]) -> tuple[str, str]:
     """What tells a rollout from others, and why it is no demonstration."""
     if calls_tools(rollout):
-        return json.dumps(tool_messages(rollout, _END_OF_TEXT)), tool_fault(rollout)
+        return json.dumps(tool_messages(rollout)), tool_fault(rollout)
     response = response_of(rollout)
     return response, fault(response, rollout["golden_answers"])
 
@@ -143,10 +144,13 @@ def shorten_passages(response: str, max_words: int) -> str:
     """Cut the text of each passage inside information blocks after `max_words` words; headers and tags stay."""
 
     def shorten(block: re.Match[str]) -> str:
-        passages = _PASSAGE.split(block[2])
-        return block[1] + "".join(_first_words(passage, max_words) for passage in passages) + block[3]
+        return block[1] + _shorten(block[2], max_words) + block[3]
 
     return _INFORMATION.sub(shorten, response)
+
+
+def _shorten(passages: str, max_words: int) -> str:
+    return "".join(_first_words(passage, max_words) for passage in _PASSAGE.split(passages))
 
 
 def _first_words(passage: str, max_words: int) -> str:
@@ -183,20 +187,40 @@ def read_rollouts(paths: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
                     continue
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                    json.dumps(row, ensure_ascii=False).encode()  # halves of surrogate pairs have no encoding
+                except (ValueError, RecursionError) as error:
                     raise DataError(f"{path}: line {number} is not JSON ({error})") from None
-                if not _is_rollout(row):
-                    raise DataError(f"{path}: line {number} lacks question, golden_answers, or response or turns")
+                if lacking := _lacking(row):
+                    raise DataError(f"{path}: line {number} lacks {lacking}; repair it or take it out")
                 yield row
 
 
-def _is_rollout(row: Any) -> bool:
-    return (
-        isinstance(row, dict)
-        and isinstance(row.get("question"), str)
-        and isinstance(row.get("golden_answers"), list)
-        and (isinstance(row.get("response"), str) or isinstance(row.get("turns"), list))
-    )
+def _lacking(row: Any) -> str:
+    """What a row would need to be judged; empty when it has all."""
+    if not isinstance(row, dict) or not isinstance(row.get("question"), str):
+        return "a question"
+    if not _all(str, row.get("golden_answers")):
+        return "golden_answers, a list of texts"
+    if not isinstance(row.get("response"), str) and row.get("turns") is None:
+        return "response or turns"
+    if not _all(dict, row.get("turns") or []) or not all(map(_is_turn, row.get("turns") or [])):
+        return "turns that each have a completion, and perhaps an observation and calls"
+    if calls_tools(row) and not (_all(dict, row.get("prompt")) and all(map(_is_message, row["prompt"]))):
+        return "the prompt of its tool calls, messages of role and content"
+    return "" if not calls_tools(row) or _all(str, row.get("tools") or []) else "names in its tools"
+
+
+def _is_turn(turn: Mapping[str, Any]) -> bool:
+    texts = [turn.get("completion"), turn.get("observation") or ""]
+    return _all(str, texts) and _all(dict, turn.get("calls") or [])
+
+
+def _is_message(message: Mapping[str, Any]) -> bool:
+    return _all(str, [message.get("role"), message.get("content")])
+
+
+def _all(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
 
 
 def command(arguments: argparse.Namespace) -> None:
@@ -209,6 +233,7 @@ def command(arguments: argparse.Namespace) -> None:
         max_passage_words=arguments.max_passage_words,
         max_per_question=arguments.max_per_question,
         tools=tool_schemas(arguments.tools, arguments.search_top_k) if has_tools else None,
+        forced_opening=arguments.forced_opening,
     )
     console.print(count_table("rollouts", {name: result.counts[name] for name in ("read", *DROPPED, "kept")}))
     if not result.rows:
@@ -226,6 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--max-per-question", type=positive, help="keep so many demonstrations of a question")
     options.add_argument("--tools", nargs="+", default=[], help="modules of the tools that tool rollouts called")
     options.add_argument("--search-top-k", type=positive, help="they had search too, with this environment.top_k")
+    options.add_argument("--forced-opening", default="", help="their environment.forced_opening, e.g. <think>")
     return exit_code(command, options.parse_args(argv))
 
 

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep import traces
-from data_prep.traces import fault, response_of, select, shorten_passages
+from data_prep.traces import fault, read_rollouts, response_of, select, shorten_passages
+from search_r1.errors import DataError
 from search_r1.prompts import prompt_messages
 from search_r1.rollout.records import trajectory_record
 from search_r1.types import Status
@@ -75,6 +76,12 @@ def test_repeated_responses_and_too_many_of_a_question_are_counted() -> None:
     many = [rollout(GOOD.replace("so", f"so {i}")) for i in range(4)]
     result = select([*many, many[0], rollout(question="why?")], max_per_question=2)
     assert dict(result.counts) == {"read": 6, "kept": 3, "enough of its question": 2, "repeated response": 1}
+    assert len(select([many[0], rollout(many[0]["response"], question="and who?")]).rows) == 2
+
+
+@pytest.mark.parametrize("end", ["<|im_end|><|endoftext|>\n", "<end_of_turn>\n<eos>", "<｜end▁of▁sentence｜>", "</s>"])
+def test_tokens_that_end_a_text_are_no_part_of_its_response(end: str) -> None:
+    assert response_of(rollout(GOOD + end)) == GOOD
 
 
 def test_our_own_trajectories_become_the_text_that_was_sampled_and_observed() -> None:
@@ -127,7 +134,8 @@ def test_the_command_writes_messages_and_refuses_what_it_cannot_use(
     out.unlink()
     for content, message in [
         ("{oops\n", "line 1 is not JSON"),
-        ('{"question": "who?"}\n', "line 1 lacks question, golden_answers, or response or turns"),
+        ('{"question": "who?"}\n', "line 1 lacks golden_answers, a list of texts; repair it or take it out"),
+        (json.dumps(rollout()) + "\n" + json.dumps(rollout("\ud800")) + "\n", "line 2 is not JSON"),
         (json.dumps(rollout("x")) + "\n", "no rollout was kept"),
         ("", "the file is empty"),
     ]:
@@ -135,3 +143,29 @@ def test_the_command_writes_messages_and_refuses_what_it_cannot_use(
         assert traces.main(["--input", str(source), "--output", str(out)]) == 2
         assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [source]
+
+
+CALL = {"completion": "c", "observation": "o", "calls": [{"status": "success"}]}
+
+
+@pytest.mark.parametrize(
+    "change, lacking",
+    [
+        ({"question": 5}, "a question"),
+        ({"golden_answers": [5]}, "golden_answers, a list of texts"),
+        ({"response": None}, "response or turns"),
+        ({"turns": [{}]}, "turns that each have a completion"),
+        ({"turns": ["x"]}, "turns that each have a completion"),
+        ({"turns": 3}, "turns that each have a completion"),
+        ({"turns": [{**CALL, "observation": 5}]}, "turns that each have a completion"),
+        ({"turns": [{**CALL, "calls": 5}]}, "turns that each have a completion"),
+        ({"turns": [CALL]}, "the prompt of its tool calls"),
+        ({"turns": [CALL], "prompt": [{"role": "user"}]}, "the prompt of its tool calls"),
+        ({"turns": [CALL], "prompt": [], "tools": [[1]]}, "names in its tools"),
+    ],
+)
+def test_a_line_that_is_no_rollout_is_told_with_its_place(tmp_path: Path, change: dict[str, Any], lacking: str) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(json.dumps({**rollout(), **change}) + "\n")
+    with pytest.raises(DataError, match=f"t.jsonl: line 1 lacks {lacking}"):
+        list(read_rollouts([file]))

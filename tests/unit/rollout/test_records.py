@@ -26,7 +26,7 @@ def test_a_record_survives_json_and_tells_the_whole_trajectory() -> None:
         "nq",
         3,
     )
-    assert record["prompt"] == [{"role": "user", "content": "Who?"}]
+    assert (record["prompt"], record["tools"]) == ([{"role": "user", "content": "Who?"}], None)
     assert (record["question"], record["golden_answers"], record["answer"]) == ("Who?", ["Paris"], "Paris")
     assert (record["status"], record["failure"], record["reward"]) == ("answered", "", 1.0)
     assert record["reward_parts"] == {"reward": 1.0, "format": 0.5}
