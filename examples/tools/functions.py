@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import threading
 from collections.abc import Callable
 from datetime import date
 
@@ -11,6 +12,8 @@ from search_r1.environments.tool_registry import tool
 
 _MAX_CHARS = 200
 _MAX_EXPONENT = 64
+_PARSING = threading.Lock()
+"""Python 3.11 and 3.12 count the depth of a syntax tree for all threads together: two at a time can fail."""
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,7 +34,9 @@ def calculator(expression: str) -> str:
     """
     if len(expression) > _MAX_CHARS:
         raise ValueError(f"the expression is longer than {_MAX_CHARS} characters")
-    result = _value(ast.parse(expression.strip(), mode="eval").body)
+    with _PARSING:
+        tree = ast.parse(expression.strip(), mode="eval")
+    result = _value(tree.body)
     return str(int(result)) if result.is_integer() and abs(result) < 1e15 else f"{result:.10g}"
 
 
