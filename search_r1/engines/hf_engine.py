@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,10 +69,10 @@ class HFEngine:
             dtype: Autocast to it; None computes in the weights' own.
 
         Raises:
-            EngineError: the architecture has layers without full attention.
+            EngineError: the model has layers without full attention.
         """
         config: Any = model.config
-        if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        if _has_window(config):
             raise EngineError(
                 f"{type(model).__name__} has layers without full attention, which the HF engine cannot decode: "
                 "set engine.name=vllm"
@@ -210,3 +211,12 @@ class HFEngine:
         assert row.finish_reason is not None, f"context {row.index} was not sampled to its end"
         text = decode(self._tokenizer, row.token_ids)
         return Completion(tuple(row.token_ids), tuple(row.log_probs), text, row.finish_reason)
+
+
+def _has_window(config: Any) -> bool:
+    """Some layer does not see the whole context. Where configs name no kinds of layers, one window holds for all."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    window = getattr(config, "sliding_window", None)
+    return window is not None and window < getattr(config, "max_position_embeddings", math.inf)

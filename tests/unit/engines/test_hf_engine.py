@@ -8,7 +8,7 @@ import torch
 from search_r1.engines.hf_engine import HFEngine
 from search_r1.errors import EngineError
 from search_r1.types import SamplingConfig
-from tests.model_factory import ARCHITECTURES, randomize, tiny_config, tiny_model, tiny_tokenizer
+from tests.model_factory import ARCHITECTURES, randomize, tiny_model, tiny_tokenizer
 
 SAMPLING = SamplingConfig(max_new_tokens=12)
 
@@ -139,8 +139,23 @@ def test_tied_embeddings_may_be_named_by_either_name():
     assert torch.equal(model.get_input_embeddings().weight, weights["lm_head.weight"])
 
 
-def test_sliding_window_layers_are_refused():
-    config = tiny_config("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=0)
-    model = type(tiny_model())(config)
+@pytest.mark.parametrize(
+    ("architecture", "window"),
+    [
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+        ("mistral", {"sliding_window": 8}),
+        ("phi3", {"sliding_window": 8}),
+        ("starcoder2", {"sliding_window": 8}),
+    ],
+)
+def test_a_model_whose_layers_see_a_window_only_is_refused(architecture, window):
+    model = tiny_model(architecture, **window)
     with pytest.raises(EngineError, match=r"engine\.name=vllm"):
         HFEngine(model, tiny_tokenizer())
+
+
+@pytest.mark.parametrize("window", [None, 512])
+def test_a_window_that_no_context_fills_is_full_attention(window):
+    model = tiny_model("mistral", sliding_window=window)
+    contexts = contexts_of(5, 33)
+    assert_exact(model, contexts, HFEngine(model, tiny_tokenizer()).generate(contexts, SAMPLING, [0, 1]))
