@@ -223,7 +223,10 @@ def save_causal_lm(model: PreTrainedModel, state_dict: dict[str, Tensor], path: 
 
 
 def disable_dropout(module: nn.Module) -> None:
-    """Dropout would make old and new log-probs differ by chance."""
+    """Dropout would make old and new log-probs differ by chance. Attention layers keep its share as a plain number."""
     for child in module.modules():
         if isinstance(child, nn.Dropout):
             child.p = 0.0
+        for name, value in vars(child).items():
+            if name.endswith("dropout") and isinstance(value, float):
+                setattr(child, name, 0.0)

@@ -51,11 +51,15 @@ class _Collective:
                 yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
     def full_optimizer_state(self, model: nn.Module, optimizer: Any) -> State:
+        """Empty before the first step: torch would make one up, with zero gradients, which then counts as taken."""
+        if not optimizer.state:
+            return {}
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_optimizer_state_dict(model, optimizer, options=options)
 
     def load_full_optimizer_state(self, model: nn.Module, optimizer: Any, state: State) -> None:
-        set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(full_state_dict=True))
+        if state:
+            set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(full_state_dict=True))
 
 
 class Replicated(_Collective):

@@ -91,6 +91,24 @@ def test_value_of_a_token_is_read_before_it(model_dir: str) -> None:
     assert (before[0, 6:] - after[0, 6:]).abs().min() > 1e-6
 
 
+@pytest.mark.parametrize(
+    ("architecture", "shares"),
+    [
+        ("llama", {"attention_dropout": 0.5}),
+        ("phi3", {"attention_dropout": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}),
+    ],
+)
+def test_a_model_with_dropout_is_trained_without(tmp_path: Path, architecture: str, shares: dict[str, float]) -> None:
+    config = tiny_training_config(str(tiny_model_dir(tmp_path, architecture, **shares)), lr=0.0)
+    batch = random_batch()
+    policy = LocalPolicy(config, Replicated(), 1)
+    batch = replace(batch, old_log_probs=policy.log_probs(batch.rollout))
+    assert policy.update(batch)["actor/ratio"] == pytest.approx(1.0, abs=1e-5)
+    policy.module.train()
+    rows = batch.rollout.input_ids, batch.rollout.loss_mask, 1.0
+    assert torch.equal(policy.module(*rows)[0], policy.module(*rows)[0])
+
+
 def test_fresh_critic_predicts_zero(model_dir: str) -> None:
     assert LocalCritic(tiny_training_config(model_dir), Replicated(), 1).values(random_batch().rollout).abs().max() == 0
 
@@ -162,6 +180,18 @@ def test_saved_and_loaded_critic_goes_on_exactly(model_dir: str, tmp_path: Path)
     first.save(str(tmp_path / "critic"))
     second.load(str(tmp_path / "critic"))
     assert first.update(random_batch(seed=2)) == second.update(random_batch(seed=2))
+
+
+def test_a_checkpoint_before_the_first_optimizer_step_changes_no_step(model_dir: str, tmp_path: Path) -> None:
+    config = tiny_training_config(model_dir)
+    unsaved, saved, loaded = (LocalCritic(config, Replicated(), 10) for _ in range(3))
+    saved.save(str(tmp_path / "critic"))
+    loaded.load(str(tmp_path / "critic"))
+    for critic in (unsaved, saved, loaded):
+        critic.update(random_batch())
+    expected = unsaved.module.state_dict()
+    for critic in (saved, loaded):
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in critic.module.state_dict().items())
 
 
 def test_saved_folder_tells_older_readers_its_rope_theta(model_dir: str, tmp_path: Path) -> None:
