@@ -118,6 +118,7 @@ LEGACY_KEYS: dict[str, str | Rewrite] = {
     "critic.optim.lr_warmup_steps_ratio": "critic.optim.warmup_ratio",
     "critic.model.path": "model.critic_path",
     "critic.ppo_mini_batch_size": "critic.mini_batch_size",
+    "critic.ppo_epochs": "critic.epochs",
     "critic.cliprange_value": "critic.clip_value",
     "trainer.critic_warmup": "critic.warmup_steps",
     "trainer.total_training_steps": "trainer.total_steps",
@@ -165,6 +166,14 @@ LEGACY_KEYS: dict[str, str | Rewrite] = {
 
 _THEIR_GROUPS = ("actor_rollout_ref.", "reward_model.", "critic.model.", "reranker.")
 _N, _N_AGENT = "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.n_agent"
+_ACTOR = "actor_rollout_ref.actor."
+_USE_KL_LOSS = f"{_ACTOR}use_kl_loss"
+_KL_KEYS = {
+    "loss": (f"{_ACTOR}kl_loss_type", f"{_ACTOR}kl_loss_coef"),
+    "reward": ("algorithm.kl_penalty", *(key for key in LEGACY_KEYS if key.startswith("algorithm.kl_ctrl."))),
+}
+_KL_ESTIMATORS = {"loss": "k3", "reward": "k1"}
+"""Upstream's defaults."""
 
 
 def translate(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -176,8 +185,10 @@ def translate(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         ConfigError: it asks for what this framework does not do, or does another way.
     """
-    translated, notes = [], []
-    for override in _with_one_group_size(overrides):
+    values = _values(overrides)
+    given, notes = _with_one_kl(_with_one_group_size(overrides))
+    translated = []
+    for override in given:
         key, separator, value = override.partition("=")
         key = key.lstrip("+")
         target = LEGACY_KEYS.get(key) if separator else None
@@ -197,15 +208,58 @@ def translate(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
             translated.append(ours)
         if ours and ours.partition("=")[0] != key:
             notes.append(f"{override} became {ours}")
+    for name, ours in (("ppo_mini_batch_size", "critic.mini_batch_size"), ("ppo_epochs", "critic.epochs")):
+        if _ACTOR + name in values and not values.keys() & {f"critic.{name}", ours}:
+            translated.append(f"{ours}={values[_ACTOR + name]}")
+            notes.append(f"{translated[-1]} as the actor's, where no critic.{name} is given")
+    no_entropy = not values.keys() & {f"{_ACTOR}entropy_coeff", "policy.entropy_coef"}
+    if no_entropy and any(key.startswith(_ACTOR) for key in values):
+        notes.append("policy.entropy_coef is 0 where none is given, Search-R1's is 0.001 (see docs/decisions.md)")
     return translated, list(dict.fromkeys(notes))
+
+
+def _values(overrides: Sequence[str]) -> dict[str, str]:
+    return dict(override.lstrip("+").partition("=")[::2] for override in overrides)
 
 
 def _with_one_group_size(overrides: Sequence[str]) -> list[str]:
     """Upstream's group size is `n_agent`, with an `n` of 1 beside it; without `n_agent` it is `n`."""
-    values = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    values = _values(overrides)
     n, n_agent = values.get(_N), values.get(_N_AGENT)
     if n is None or n_agent is None:
         return list(overrides)
     if n not in ("1", n_agent):
         raise ConfigError(f"{_N}={n} and {_N_AGENT}={n_agent}: both are rollout.group_size here; give one of them")
     return [override for override in overrides if override.lstrip("+").partition("=")[0] != _N]
+
+
+def _with_one_kl(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """KL counts in the loss or in the reward. Upstream has keys for either: those of the other are passed over, with a
+    note. Where no estimator is given, it is upstream's default for that place."""
+    values, placement = _values(overrides), ""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key in (_USE_KL_LOSS, "algorithm.kl_placement"):
+            placement = value if key != _USE_KL_LOSS else _kl_loss(value).partition("=")[2]
+    if not placement:
+        both = [next((key for key in keys if key in values), "") for keys in _KL_KEYS.values()]
+        if all(both):
+            raise ConfigError(
+                f"{' and '.join(both)}: one is for KL in the loss, the other for KL in the reward; say which by "
+                f"{_USE_KL_LOSS}=true or false"
+            )
+        return list(overrides), []
+    idle = {key: place for place, keys in _KL_KEYS.items() if place != placement for key in keys}
+    kept = [override for override in overrides if override.lstrip("+").partition("=")[0] not in idle]
+    notes = [
+        f"{key}={values[key]} has no effect here: it is for KL in the {place}, and algorithm.kl_placement={placement}"
+        for key, place in idle.items()
+        if key in values
+    ]
+    estimator = f"algorithm.kl_estimator={_KL_ESTIMATORS.get(placement)}"
+    is_open = placement in _KL_KEYS and not values.keys() & {"algorithm.kl_estimator", _KL_KEYS[placement][0]}
+    if is_open and _USE_KL_LOSS in values:
+        notes.append(f"{estimator} as Search-R1's, where no {_KL_KEYS[placement][0]} is given")
+    if is_open and (_USE_KL_LOSS in values or placement == "loss"):
+        kept.append(estimator)
+    return kept, notes

@@ -122,3 +122,51 @@ def test_the_group_size_is_n_agent_where_n_of_one_stands_beside_it(one_first: bo
 def test_two_different_group_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match="give one of them"):
         translate(["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.n_agent=5"])
+
+
+LOSS, COEF, TYPE = (f"actor_rollout_ref.actor.{name}" for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "placement", "estimator", "coefficient"),
+    [
+        ("ppo", [f"{LOSS}=True"], "loss", "k3", 0.001),
+        ("ppo", ["algorithm.kl_placement=loss"], "loss", "k3", 0.001),
+        ("ppo", ["algorithm.kl_placement=loss", "algorithm.kl_estimator=k2"], "loss", "k2", 0.001),
+        ("grpo", [f"{LOSS}=False"], "reward", "k1", 0.001),
+        ("grpo", [f"{LOSS}=False", f"{TYPE}=mse", "algorithm.kl_penalty=low_var_kl"], "reward", "k3", 0.001),
+        ("grpo", [f"{LOSS}=True", f"{TYPE}=low_var_kl", "algorithm.kl_penalty=kl"], "loss", "k3", 0.001),
+        ("grpo", [f"{LOSS}=True", f"{COEF}=0.05", "+algorithm.kl_ctrl.kl_coef=0.002"], "loss", "k3", 0.05),
+        ("grpo", [f"{LOSS}=True", "algorithm.kl_ctrl.type=adaptive"], "loss", "k3", 0.001),
+        ("ppo", [f"{LOSS}=False", f"{COEF}=0.05", "algorithm.kl_ctrl.kl_coef=0.002"], "reward", "k1", 0.002),
+    ],
+)
+def test_where_kl_counts_decides_which_of_their_kl_settings_count(
+    name: str, overrides: list[str], placement: str, estimator: str, coefficient: float
+) -> None:
+    algorithm = compose_config(name, overrides).algorithm
+    found = (algorithm.kl_placement, algorithm.kl_estimator, algorithm.kl_coef, algorithm.kl_controller)
+    assert found == (placement, estimator, coefficient, "fixed")
+
+
+def test_kl_settings_that_are_passed_over_are_told_and_both_without_a_place_are_refused() -> None:
+    both = [f"{COEF}=0.05", "algorithm.kl_ctrl.kl_coef=0.001"]
+    _, notes = translate([f"{LOSS}=true", *both])
+    assert notes[0].startswith("algorithm.kl_ctrl.kl_coef=0.001 has no effect here: it is for KL in the reward")
+    with pytest.raises(ConfigError, match=rf"say which by {LOSS}=true or false"):
+        translate(both)
+
+
+def test_the_critic_takes_epochs_and_mini_batches_from_the_actor_unless_it_has_its_own() -> None:
+    actor = ["actor_rollout_ref.actor.ppo_epochs=4", "actor_rollout_ref.actor.ppo_mini_batch_size=64"]
+    config = compose_config("ppo", actor)
+    assert (config.critic.epochs, config.critic.mini_batch_size) == (4, 64)
+    config = compose_config("ppo", [*actor, "critic.ppo_epochs=2", "critic.mini_batch_size=32"])
+    assert (config.critic.epochs, config.critic.mini_batch_size) == (2, 32)
+
+
+def test_a_launcher_without_an_entropy_coefficient_hears_that_ours_is_another() -> None:
+    actor = ["actor_rollout_ref.actor.clip_ratio=0.2"]
+    assert any("policy.entropy_coef is 0" in note for note in translate(actor)[1])
+    for named in ("actor_rollout_ref.actor.entropy_coeff=0.001", "policy.entropy_coef=0"):
+        assert not any("policy.entropy_coef is 0" in note for note in translate([*actor, named])[1])
