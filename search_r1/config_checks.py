@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from search_r1.config import ClusterConfig, Config, OptimConfig, RolloutConfig, ShardingConfig
 from search_r1.errors import ConfigError
 
+_DEFAULTS = Config()
 _POSITIVE = (
     "data.train_batch_size",
     "data.val_batch_size",
@@ -62,6 +63,9 @@ _NOT_NEGATIVE = (
     "validation.every_steps",
     "environment.max_retries",
     "reward.turn_penalty",
+    "reward.structure_score",
+    "reward.format_score",
+    "reward.retrieval_score",
     "algorithm.kl_coef",
     "policy.optim.lr",
     "policy.optim.weight_decay",
@@ -126,7 +130,7 @@ def check(config: Config) -> list[str]:
             "algorithm.kl_controller=adaptive steers KL in the reward: set algorithm.kl_placement=reward or "
             "algorithm.kl_controller=fixed"
         )
-    if policy.dual_clip is not None and policy.dual_clip <= 1:
+    if policy.dual_clip is not None and not policy.dual_clip > 1:
         raise ConfigError(f"policy.dual_clip={policy.dual_clip} must be above 1 (arXiv:1912.09729 takes 3), or null")
     check_workers(config.sharding, config.cluster, (config.policy.optim.name, config.critic.optim.name))
     _check_weight_transfer(config)
@@ -155,12 +159,12 @@ def _check_engines(config: Config) -> None:
 
 def _check_staleness(config: Config) -> None:
     algorithm, staleness = config.algorithm, config.rollout.max_staleness
-    if algorithm.importance_cap is not None and algorithm.importance_cap <= 0:
+    if algorithm.importance_cap is not None and not algorithm.importance_cap > 0:
         raise ConfigError(
             f"algorithm.importance_cap={algorithm.importance_cap} must be above 0, usually 2, or null for the default"
         )
     mask_above = algorithm.importance_mask_above
-    if mask_above is not None and mask_above <= 1:
+    if mask_above is not None and not mask_above > 1:
         raise ConfigError(
             f"algorithm.importance_mask_above={mask_above} would leave out tokens that agree: set it above 1, or null"
         )
@@ -310,52 +314,75 @@ def full_context_length(rollout: RolloutConfig) -> int:
 
 
 def _warnings(config: Config) -> list[str]:
-    found = []
-    algorithm = config.algorithm
-    if config.engine.name == "hf" and config.engine.num_engines > 1:
-        found.append("engine.num_engines has no effect with engine.name=hf: every training worker has its engine")
-    if config.engine.name == "hf" and config.engine.tensor_parallel_size > 1:
-        found.append("engine.tensor_parallel_size has no effect with engine.name=hf, which keeps a model whole")
-    if config.engine.name == "hf" and config.rollout.schedule == "async":
+    engine, sharding, is_hf = config.engine, config.sharding, config.engine.name == "hf"
+    uncorrected = config.rollout.max_staleness == 0 and config.algorithm.importance_cap is None
+    in_tags, greedy = config.environment.name == "search", config.validation.temperature == 0
+    tools_only = " ".join(f"environment.{key}" for key in ("tools", "forced_opening", "executor", "answer_pattern"))
+    rules = (
+        ("engine.num_engines", is_hf, "with engine.name=hf: every training worker has its engine"),
+        ("engine.tensor_parallel_size", is_hf, "with engine.name=hf, which keeps a model whole"),
+        ("engine.weight_transfer", is_hf, "with engine.name=hf, which shares a process with the policy"),
+        ("engine.sleep_while_training", is_hf, "with engine.name=hf, whose cache is freed anyway"),
+        ("engine.sleep_level", not engine.sleep_while_training, "with engine.sleep_while_training=false"),
+        ("algorithm.importance_mask_above", uncorrected, "on-policy without algorithm.importance_cap"),
+        ("sharding.replicas", sharding.name == "none", "with sharding.name=none: set sharding.name=fsdp2"),
+        ("sharding.cpu_offload", sharding.name == "none", "with sharding.name=none: set sharding.name=fsdp2"),
+        ("policy.offload_while_generating", sharding.cpu_offload, "with sharding.cpu_offload: the GPU holds nothing"),
+        (tools_only, in_tags, "with environment.name=search: set environment.name=tools"),
+        ("validation.top_p", greedy, "with validation.temperature=0, which is greedy"),
+    )
+    found = _without_effect(config, rules)
+    if is_hf and config.rollout.schedule == "async":
         found.append("rollout.schedule=async gains nothing with engine.name=hf, which decodes in lockstep")
-    if algorithm.importance_mask_above and algorithm.importance_cap is None and config.rollout.max_staleness == 0:
-        found.append("algorithm.importance_mask_above has no effect on-policy without algorithm.importance_cap")
-    for key, is_set in (
-        ("sharding.replicas", config.sharding.replicas > 1),
-        ("sharding.cpu_offload", config.sharding.cpu_offload),
-    ):
-        if is_set and config.sharding.name == "none":
-            found.append(f"{key} has no effect with sharding.name=none: set sharding.name=fsdp2")
-    if config.engine.sleep_while_training and config.engine.name == "hf":
-        found.append("engine.sleep_while_training has no effect with engine.name=hf, whose cache is freed anyway")
-    if config.engine.sleep_level != 1 and not config.engine.sleep_while_training:
-        found.append("engine.sleep_level has no effect with engine.sleep_while_training=false")
-    if config.engine.weight_transfer != "auto" and config.engine.name == "hf":
-        found.append("engine.weight_transfer has no effect with engine.name=hf, which shares a process with the policy")
-    if config.policy.offload_while_generating and config.sharding.cpu_offload:
-        found.append("policy.offload_while_generating has no effect with sharding.cpu_offload: nothing is on the GPU")
-    if config.environment.name == "search":
-        found += [
-            f"environment.{key} has no effect with environment.name=search: set environment.name=tools"
-            for key in ("tools", "forced_opening")
-            if getattr(config.environment, key)
-        ]
     return found
 
 
 def training_warnings(config: Config) -> list[str]:
     """Settings that make training do nothing, or less than they say."""
-    found = []
-    is_grpo = config.algorithm.advantage == "grpo"
+    algorithm, policy, critic, reward = config.algorithm, config.policy, config.critic, config.reward
+    is_grpo, total_steps = algorithm.advantage == "grpo", config.trainer.total_steps
+    no_kl = algorithm.kl_placement == "none" or algorithm.kl_coef == 0
+    fixed_kl, constant_lr = algorithm.kl_controller == "fixed", "with optim.schedule=constant"
+    no_em_format, no_format = reward.function != "em_format", reward.function not in ("em_format", "recall_f1")
+    rules = (
+        ("critic.warmup_steps model.critic_path", is_grpo, "under GRPO: there is no critic"),
+        ("algorithm.gamma algorithm.lam", is_grpo, "under GRPO: an advantage belongs to a whole trajectory"),
+        ("algorithm.normalize_by_std", not is_grpo, "under PPO: there are no groups"),
+        ("algorithm.kl_target algorithm.kl_horizon", fixed_kl, "with algorithm.kl_controller=fixed"),
+        ("algorithm.kl_controller", no_kl, "with algorithm.kl_coef=0, which it would multiply"),
+        ("model.reference_path", no_kl, "without KL: see algorithm.kl_placement and algorithm.kl_coef"),
+        ("reward.structure_score reward.retrieval_score", no_em_format, "without reward.function=em_format"),
+        ("reward.format_score", no_format, "without reward.function=em_format or recall_f1"),
+        ("policy.optim.min_lr_ratio", policy.optim.schedule == "constant", constant_lr),
+        ("critic.optim.min_lr_ratio", critic.optim.schedule == "constant", constant_lr),
+        ("trainer.epochs", total_steps is not None, "beside trainer.total_steps"),
+    )
+    found = _without_effect(config, rules)
     if is_grpo and config.rollout.group_size == 1:
         found.append("rollout.group_size=1 under GRPO gives every trajectory the advantage 0: nothing is learned")
-    if is_grpo and config.critic.warmup_steps:
-        found.append("critic.warmup_steps has no effect under GRPO: there is no critic")
-    if is_grpo and config.model.critic_path:
-        found.append("model.critic_path has no effect under GRPO: there is no critic")
-    if config.data.train_batch_size < config.policy.mini_batch_size:
+    if algorithm.kl_placement == "loss" and algorithm.kl_estimator == "k1" and not no_kl:
         found.append(
-            f"policy.mini_batch_size={config.policy.mini_batch_size} is above data.train_batch_size="
-            f"{config.data.train_batch_size}: every step makes one optimizer step"
+            "algorithm.kl_estimator=k1 in the loss has the expected gradient 0 and holds nothing: set it to k3, or "
+            "algorithm.kl_placement=reward"
+        )
+    if not is_grpo and total_steps is not None and critic.warmup_steps >= total_steps:
+        found.append(
+            f"critic.warmup_steps={critic.warmup_steps} is not below trainer.total_steps={total_steps}: the critic "
+            "alone is trained, the policy stays as it is"
+        )
+    if config.data.train_batch_size < policy.mini_batch_size:
+        found.append(
+            f"policy.mini_batch_size={policy.mini_batch_size} is above data.train_batch_size="
+            f"{config.data.train_batch_size}: every pass over a batch is one optimizer step"
         )
     return found
+
+
+def _without_effect(config: Config, rules: Sequence[tuple[str, bool, str]]) -> list[str]:
+    """One sentence for each key of a rule (keys, whether nothing reads them, why) that is not left at its default."""
+    return [
+        f"{key} has no effect {why}"
+        for keys, is_idle, why in rules
+        for key in keys.split()
+        if is_idle and value_of(config, key) != value_of(_DEFAULTS, key)
+    ]

@@ -114,16 +114,46 @@ def test_what_cannot_overlap_with_the_update_is_refused_with_a_remedy(override: 
         ("rollout.group_size=1", "nothing is learned"),
         ("critic.warmup_steps=3", "no critic"),
         ("environment.tools=[kit]", "set environment.name=tools"),
-        ("data.train_batch_size=8", "one optimizer step"),
+        ("data.train_batch_size=8", "every pass over a batch is one optimizer step"),
         ("sharding.replicas=2", "sharding.name=fsdp2"),
         ("sharding.cpu_offload=true", "sharding.name=fsdp2"),
         ("engine.sleep_level=2", "no effect with engine.sleep_while_training=false"),
         ("engine.tensor_parallel_size=2", "keeps a model whole"),
+        ("algorithm.gamma=0.9", "algorithm.gamma has no effect under GRPO"),
+        ("algorithm.kl_horizon=5", "algorithm.kl_horizon has no effect with algorithm.kl_controller=fixed"),
+        ("reward.structure_score=0.5", "without reward.function=em_format"),
+        ("reward.format_score=0.5", "without reward.function=em_format or recall_f1"),
+        ("policy.optim.min_lr_ratio=0.1", "with optim.schedule=constant"),
+        ("validation.top_p=0.5", "which is greedy"),
+        ("environment.answer_pattern=boxed", "set environment.name=tools"),
+        ("algorithm.kl_estimator=k1", "expected gradient 0"),
     ],
 )
 def test_a_setting_without_effect_is_a_warning(override: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
     config = compose_config("grpo", ["engine.name=hf", override])
     assert words in " ".join([caplog.text, *training_warnings(config)])
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("ppo", ["algorithm.kl_controller=adaptive", "algorithm.kl_coef=0"], "which it would multiply"),
+        ("ppo", ["algorithm.normalize_by_std=false"], "under PPO: there are no groups"),
+        ("ppo", ["critic.warmup_steps=50", "trainer.total_steps=50"], "the policy stays as it is"),
+        ("grpo", ["algorithm.kl_placement=none", "model.reference_path=/m"], "model.reference_path has no effect"),
+        ("grpo", ["algorithm.kl_coef=0", "model.reference_path=/m"], "model.reference_path has no effect"),
+        ("grpo", ["trainer.total_steps=3", "trainer.epochs=5"], "beside trainer.total_steps"),
+    ],
+)
+def test_settings_that_silence_one_another_are_a_warning(name: str, overrides: list[str], words: str) -> None:
+    (warning,) = training_warnings(compose_config(name, overrides))
+    assert words in warning
+
+
+def test_a_setting_that_is_read_is_no_warning() -> None:
+    read = ["reward.structure_score=0.5", "policy.optim.schedule=cosine", "policy.optim.min_lr_ratio=0.1"]
+    config = compose_config("ppo", ["reward.function=em_format", "algorithm.gamma=0.9", "trainer.epochs=5", *read])
+    assert training_warnings(config) == []
 
 
 def test_legacy_overrides_of_a_published_launcher_are_understood() -> None:

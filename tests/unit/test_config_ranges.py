@@ -37,6 +37,11 @@ REQUIRED = ["model.path=/m", "data.train_files=[a]", "data.val_files=[b]", "roll
         ("validation.top_p=0", "above 0"),
         ("cluster.start_timeout_s=0", "above 0"),
         ("policy.optim.lr=nan", "finite"),
+        ("reward.structure_score=nan", "finite"),
+        ("reward.format_score=inf", "finite"),
+        ("reward.retrieval_score=-1", "must not be negative"),
+        ("policy.dual_clip=nan", "above 1"),
+        ("algorithm.importance_cap=nan", "above 0"),
         ("policy.optim.max_grad_norm=inf", "finite"),
     ],
 )
