@@ -370,6 +370,8 @@ def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: 
         turns |= {"resend": sync} if level == 2 else {}
     if config.policy.offload_while_generating:
         turns["offload"] = trained.offload
+    if config.rollout.max_staleness == 0:  # else requests in flight would be computed anew
+        turns["forget"] = engine.forget
     life_cycle = LifeCycle(**turns)
     return Roles(
         policy=trained.policy,

@@ -27,6 +27,7 @@ class LifeCycle:
         wake_up: Callable[[bool], object] = _stay,
         offload: Callable[[], object] = _stay,
         resend: Callable[[], object] | None = None,
+        forget: Callable[[], object] = _stay,
     ) -> None:
         """
         Args:
@@ -34,17 +35,21 @@ class LifeCycle:
             wake_up: takes it again; with True only what weights need.
             offload: the trainer's weights and optimizer state to host memory.
             resend: carries the policy's weights to the engine, where it gives them up in its sleep.
+            forget: the engine drops what it cached, so that nothing that was generated before, a validation or probes,
+                leaves a trace in the rounding of what comes: a resumed run finds no cache either.
         """
         self._sleep = sleep
         self._wake_up = wake_up
         self._offload = offload
         self._resend = resend
+        self._forget = forget
         self._is_asleep = self._lacks_weights = False
 
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Around rollouts and validation."""
         self._give_turn_to_engine()
+        self._forget()
         yield
         self._sleep()
         self._is_asleep = True

@@ -120,7 +120,6 @@ class Parity:
         recode: Callable[[Sequence[int]], list[int]],
         sampling: SamplingConfig,
         max_error: float,
-        leaves_no_trace: bool = True,
     ) -> None:
         """
         Args:
@@ -129,8 +128,6 @@ class Parity:
             recode: Decodes token ids and encodes the text again.
             sampling: As in training.
             max_error: Largest mean absolute difference of log-probs.
-            leaves_no_trace: The next rollout finds the engine's cache as if nobody had looked, so that it is repeated
-                to the bit. Requests in flight would be computed anew.
         """
         self._engine = engine
         self._trainer = trainer
@@ -139,7 +136,6 @@ class Parity:
         self._recode = recode
         self._sampling = sampling
         self._max_error = max_error
-        self._leaves_no_trace = leaves_no_trace
 
     def __call__(self, trajectories: Sequence[Trajectory], step: int) -> Metrics:
         """To be called between a sync and the next rollout. The first look is at doubtful tokens, the second at all.
@@ -155,8 +151,6 @@ class Parity:
             expected = self._trained(probes)
             gap = max((_gap(found, expected) for found in self._scores(probes)), default=0.0)
             if gap <= self._max_error:
-                if self._leaves_no_trace:
-                    self._engine.forget()
                 return {"parity/log_prob_gap": gap}
         raise TrainingError(
             f"step {step}: after the weight sync, engine and trainer log-probs of the same tokens differ by {gap:.3g} "
@@ -251,7 +245,6 @@ def build_parity(
         recode,
         SamplingConfig(1, config.rollout.temperature, config.rollout.top_p),
         config.engine.max_parity_error,
-        leaves_no_trace=config.rollout.max_staleness == 0,
     )
 
 

@@ -18,6 +18,9 @@ class Log(list[str]):
     def offload(self) -> None:
         self.append("offload")
 
+    def forget(self) -> None:
+        self.append("forget")
+
     def sync(self) -> dict[str, float]:
         self.append("sync")
         return {"bytes": 1.0}
@@ -44,6 +47,15 @@ def test_an_engine_that_was_not_synced_is_woken_before_it_samples() -> None:
         with cycle.generating():
             log.append("rollout")
     assert log == ["rollout", "sleep", "wake up", "rollout", "sleep"]
+
+
+def test_each_rollout_and_validation_begins_with_an_empty_cache_once_the_engine_is_awake() -> None:
+    log = Log()
+    cycle = LifeCycle(log.sleep, log.wake_up, forget=log.forget)
+    for what in ("validation", "rollout"):
+        with cycle.generating():
+            log.append(what)
+    assert log == ["forget", "validation", "sleep", "wake up", "forget", "rollout", "sleep"]
 
 
 def test_an_engine_that_gives_up_its_weights_gets_them_again_before_it_samples_and_only_once() -> None:
