@@ -6,20 +6,32 @@ import json
 import logging
 import random
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from search_r1.config import Config
+from search_r1.config import Config, EngineConfig
 from search_r1.errors import ConfigError
 from search_r1.protocols import State
 from search_r1.trainer.run_folder import is_held, refuse_held
 
 logger = logging.getLogger(__name__)
-_FREE_TO_CHANGE = ("run_dir", "environment", "cluster", "sharding", "trainer", "tracking", "validation", "engine")
-"""Settings that a resumed run may have changed."""
+_FREE_TO_CHANGE = frozenset(
+    {
+        *("run_dir", "cluster", "sharding", "trainer", "tracking"),
+        *("model.gradient_checkpointing", "policy.max_tokens_per_micro_batch", "critic.max_tokens_per_micro_batch"),
+        *("policy.offload_while_generating", "rollout.max_concurrent_searches", "rollout.max_void_share"),
+        *("validation.before_training", "validation.every_steps"),
+        *(f"engine.{key.name}" for key in fields(EngineConfig) if key.name not in ("name", "dtype")),
+        *("environment.retriever_urls", "environment.timeout_s", "environment.max_retries"),
+        *("environment.max_queries_per_request", "environment.gather_ms"),
+        *("environment.tool_timeout_s", "environment.max_concurrent_tools"),
+    }
+)
+"""Keys, or whole sections, that a resumed run may have changed. They decide neither tokens nor rewards nor the model:
+where and how fast it runs, for how long, and what may go wrong before it stops."""
 
 
 class Kept(Protocol):
@@ -93,7 +105,7 @@ def find_resume(config: Config, new_path: Path) -> tuple[Path, Path | None]:
     """The run folder to work in, and the checkpoint to start from.
 
     `auto` with `run_dir` goes on from that folder's newest checkpoint; without `run_dir`, from the newest run of the
-    experiment if it was interrupted and its settings were the same.
+    experiment if it was interrupted and its settings were the same (`comparable`).
 
     Raises:
         ConfigError: `trainer.resume` names no checkpoint, or another run is writing to the folder, or a run that
@@ -110,13 +122,13 @@ def find_resume(config: Config, new_path: Path) -> tuple[Path, Path | None]:
             )
         return run_path, None
     if resume != "auto":
-        path = Path(resume)
+        path = Path(resume).resolve()
         if not (path / "trainer.json").is_file():
             raise ConfigError(f"trainer.resume={resume} is no checkpoint folder (…/checkpoints/step_000100)")
         return run_path, path
     if not config.run_dir:
         latest = run_path.parent / "latest"
-        if not latest.exists() or not _is_interrupted(latest, config):
+        if not latest.exists() or not _is_interrupted(latest.resolve(), config):
             return run_path, None
         run_path = latest.resolve()
     found = Checkpoints(run_path / "checkpoints", config.trainer.keep_checkpoints).all()
@@ -124,31 +136,35 @@ def find_resume(config: Config, new_path: Path) -> tuple[Path, Path | None]:
 
 
 def _is_interrupted(run_path: Path, config: Config) -> bool:
-    settings = run_path / "settings.json"
-    if (run_path / "summary.json").exists() or not settings.is_file() or is_held(run_path):
+    if (run_path / "summary.json").exists() or not (run_path / "settings.json").is_file() or is_held(run_path):
         return False
-    return bool(json.loads(settings.read_text()) == comparable(config))
+    changes = changed_settings(run_path, config)
+    if changes:
+        logger.warning("a new run begins: the interrupted %s has other settings: %s", run_path, ", ".join(changes))
+    return not changes
 
 
-def changed_settings(checkpoint: Path, config: Config) -> list[str]:
-    """What differs from the run that wrote `checkpoint`, one `key: old -> new` each."""
-    file = Path(checkpoint).parents[1] / "settings.json"
-    if not file.is_file():
-        return []
-    old, new = _flat(json.loads(file.read_text())), _flat(comparable(config))
-    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys]
+def changed_settings(run_path: Path, config: Config) -> list[str]:
+    """What differs from the settings of the run in that folder, one `key: old -> new` each.
+
+    A key that its settings.json lacks was free to change, or not there, when they were written: it counts as equal.
+    """
+    file = run_path / "settings.json"
+    old, new = _flat(json.loads(file.read_text()) if file.is_file() else {}), comparable(config)
+    return [f"{key}: {old[key]} -> {new[key]}" for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        name = prefix + key
+        if name not in _FREE_TO_CHANGE:
+            flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
 
 
 def comparable(config: Config) -> dict[str, Any]:
-    """The settings that must be equal for a run to go on where another stopped."""
-    kept = {name: value for name, value in asdict(config).items() if name not in _FREE_TO_CHANGE}
-    result: dict[str, Any] = json.loads(json.dumps(kept))
+    """Dotted keys of the settings that must be equal for a run to go on where another stopped."""
+    fixed = _flat(asdict(config)) | {"environment.has_retriever": bool(config.environment.retriever_urls)}
+    result: dict[str, Any] = json.loads(json.dumps(fixed))
     return result

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,12 +76,12 @@ class Trainer:
         )
         self.console = RunConsole(self.total_steps, enabled=show and "console" in config.tracking.backends)
 
-    def fit(self, resume_from: Any = None) -> dict[str, Any]:
+    def fit(self, resume_from: Path | None = None) -> dict[str, Any]:
         """Train to the last step; returns the summary that is also written to summary.json."""
         if resume_from is not None:
             self._restore(self.checkpoints.load(resume_from, self.roles))
             self.console.say(f"going on from {resume_from}")
-            for change in changed_settings(resume_from, self.config):
+            for change in changed_settings(resume_from.parents[1], self.config):
                 logger.warning("going on with another setting: %s", change)
         self.folder.forget_after(self.progress.step)
         self.checkpoints.forget_after(self.progress.step)
