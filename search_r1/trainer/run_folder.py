@@ -130,6 +130,14 @@ def _taken(path: Path) -> str:
     return f"another run is writing to {path}: wait for it, stop it, or give this one another run_dir"
 
 
+def metrics_row(run_path: Path, step: int) -> Metrics:
+    """The row of `step` in a run's metrics.jsonl; empty where there is none."""
+    file = run_path / "metrics.jsonl"
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    found: Metrics = next((json.loads(line) for line in lines if _step_of(line) == step), {})
+    return found
+
+
 def _row(metrics: Metrics, step: int) -> str:
     return json.dumps({"step": step} | dict(sorted(metrics.items())))
 

@@ -23,7 +23,7 @@ from search_r1.trainer.checkpoints import Checkpoints, changed_settings, compara
 from search_r1.trainer.console import RunConsole, comparison_table
 from search_r1.trainer.health import HealthCheck
 from search_r1.trainer.rollouts import StepRollouts
-from search_r1.trainer.run_folder import RunFolder
+from search_r1.trainer.run_folder import RunFolder, metrics_row
 from search_r1.trainer.step import Roles, StepResult, Stopwatch, train_step
 from search_r1.trainer.validation import ValidationResult, validate
 from search_r1.types import Question
@@ -77,21 +77,28 @@ class Trainer:
         self.console = RunConsole(self.total_steps, enabled=show and "console" in config.tracking.backends)
 
     def fit(self, resume_from: Path | None = None) -> dict[str, Any]:
-        """Train to the last step; returns the summary that is also written to summary.json."""
+        """Train to the last step; returns the summary that is also written to summary.json.
+
+        A validation that was due at the checkpoint `resume_from`, and in which its run stopped, is made up first.
+        """
+        row: Metrics = {}
         if resume_from is not None:
             self._restore(self.checkpoints.load(resume_from, self.roles))
             self.console.say(f"going on from {resume_from}")
             for change in changed_settings(resume_from.parents[1], self.config):
                 logger.warning("going on with another setting: %s", change)
+            row = metrics_row(resume_from.parents[1], self.progress.step)
         self.folder.forget_after(self.progress.step)
         self.checkpoints.forget_after(self.progress.step)
         self.folder.write_json("settings.json", comparable(self.config))
         self.folder.link_latest()
         self.roles.sync_weights()
         with self.console, closing(self.rollouts):
+            after = None
             if self.progress.step == 0 and self.config.validation.before_training:
                 self.progress.before = self._tables(self._validate(0))
-            after = None
+            elif row and _due(self.progress.step, self.config.validation.every_steps) and "val/em" not in row:
+                after = self._validate(self.progress.step)
             while self.progress.step < self.total_steps:
                 after = self._step(self.progress.step + 1)
             after = after or self._validate(self.progress.step)

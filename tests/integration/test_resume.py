@@ -13,10 +13,10 @@ import pytest
 from search_r1.main import main
 from search_r1.trainer.run_folder import RunFolder
 from search_r1.types import Trajectory
-from tests.serving import metrics_rows, retrieval_server, tiny_run
+from tests.serving import metrics_rows, retrieval_server, tiny_run, vowel_share
 
 SETTINGS = ("trainer.total_steps=2", "trainer.save_every_steps=1", "trainer.keep_checkpoints=5")
-calls = count(1)
+calls, other_calls = count(1), count(1)
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +99,25 @@ def test_training_is_saved_before_the_validation_that_may_fail(
     assert "fails_after_training" in capsys.readouterr().err
     assert checkpoints(tmp_path / "run") == ["step_000001"]
     assert [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [1]
+
+
+def fails_in_the_second_validation(trajectory: Trajectory) -> dict[str, float]:
+    """Two steps and one validation of six trajectories each come before it."""
+    assert next(other_calls) != 19
+    return vowel_share(trajectory)
+
+
+def test_a_run_that_stopped_in_a_validation_makes_it_up_and_ends_like_one_that_did_not(
+    tmp_path: Path, url: str
+) -> None:
+    """To the bit, though the uninterrupted one validated between its steps: what it cached leaves no trace."""
+    settings = ["validation.every_steps=1", "validation.before_training=false", "validation.temperature=1"]
+    settings += ["data.val_batch_size=6", "rollout.max_turns=2", "trainer.total_steps=3"]
+    arguments = ["--config-name", "grpo", *tiny_run(tmp_path, url, *settings)]
+    assert main([*arguments, f"run_dir={tmp_path}/whole"]) == 0
+    broken = [*arguments, f"reward.function={__name__}:fails_in_the_second_validation"]
+    assert main(broken) == 2
+    assert not (tmp_path / "run/trajectories/val_000002.jsonl").exists()
+    assert main(broken) == 0
+    assert metrics_rows(tmp_path / "run") == metrics_rows(tmp_path / "whole")
+    assert (tmp_path / "run/trajectories/val_000002.jsonl").exists()
