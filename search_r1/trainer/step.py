@@ -19,7 +19,7 @@ from search_r1.config import Config
 from search_r1.data.collate import collate
 from search_r1.errors import TrainingError
 from search_r1.protocols import Critic, Metrics, Policy, Reference, Reward, Scorer, WeightSync
-from search_r1.rewards import score
+from search_r1.rewards import metrics_of, score
 from search_r1.rollout.manager import LLMGenerationManager
 from search_r1.rollout.metrics import rollout_metrics
 from search_r1.trainer.life_cycle import LifeCycle
@@ -80,10 +80,10 @@ def train_step(
     """Score, learn, and carry the new weights to the engine."""
     with watch.phase("reward"):
         parts = [{} if t.status is Status.VOID else score(roles.reward, t) for t in trajectories]
-    kept = [(t, p["reward"]) for t, p in zip(trajectories, parts, strict=True) if p]
+    kept = [(t, p) for t, p in zip(trajectories, parts, strict=True) if p]
     if not kept:
         raise TrainingError(f"step {step}: no trajectory is left to learn from")
-    rewards = [reward for _, reward in kept]
+    rewards = [p["reward"] for _, p in kept]
     batch, metrics = prepare(roles, collate([t for t, _ in kept], rewards, roles.pad_token_id), config, kl, watch)
     metrics |= rollout_metrics(trajectories) | reward_metrics(parts) | group_metrics(kept)
     metrics |= staleness_metrics([t for t, _ in kept], step)
@@ -186,22 +186,30 @@ def compute_advantages(
 
 
 def reward_metrics(parts: Sequence[dict[str, float]]) -> Metrics:
-    """Means over the trajectories that were scored; every part of the reward under its name."""
+    """`reward/mean`, `reward/max` and `reward/min` over the trajectories that were scored, and each part's mean as
+    `reward/<part>`, or `reward/part_<part>` where that is one of the three.
+    """
     scored = [p for p in parts if p]
-    names = sorted({name for p in scored for name in p})
-    means = {f"reward/{name}": sum(p.get(name, 0.0) for p in scored) / len(scored) for name in names}
-    means["reward/mean"] = means.pop("reward/reward")
-    means["reward/max"] = max(p["reward"] for p in scored)
-    means["reward/min"] = min(p["reward"] for p in scored)
-    return means
+    rewards = [p["reward"] for p in scored]
+    whole = {"reward/mean": sum(rewards) / len(rewards), "reward/max": max(rewards), "reward/min": min(rewards)}
+    means: Metrics = {}
+    for name in sorted({name for p in scored for name in p} - {"reward"}):
+        key = f"reward/part_{name}" if f"reward/{name}" in whole else f"reward/{name}"
+        means[key] = sum(p.get(name, 0.0) for p in scored) / len(scored)
+    return means | whole
 
 
-def group_metrics(kept: Sequence[tuple[Trajectory, float]]) -> Metrics:
-    """Shares of groups that teach nothing because all their rewards are equal."""
-    groups: dict[int, list[float]] = {}
-    for trajectory, reward in kept:
-        groups.setdefault(trajectory.prompt.group_id, []).append(reward)
-    uniform = Counter(rewards[0] > 0 for rewards in groups.values() if len(set(rewards)) == 1)
+def group_metrics(kept: Sequence[tuple[Trajectory, dict[str, float]]]) -> Metrics:
+    """Shares of groups that teach nothing because all their rewards are equal: those all right, and those all wrong.
+
+    Right is a trajectory whose answer is an exact match, or whose reward, the turn penalty aside, is 1 or more.
+    """
+    groups: dict[int, list[tuple[float, bool]]] = {}
+    for trajectory, parts in kept:
+        full = parts["reward"] + parts.get("turn_penalty", 0.0) >= 1.0 - 1e-6
+        right = full or metrics_of(trajectory)["em"] == 1.0
+        groups.setdefault(trajectory.prompt.group_id, []).append((parts["reward"], right))
+    uniform = Counter(group[0][1] for group in groups.values() if len(set(group)) == 1)
     return {
         "groups/all_right_share": uniform[True] / len(groups),
         "groups/all_wrong_share": uniform[False] / len(groups),
