@@ -25,7 +25,7 @@ class ValidationResult:
     overall: Summary
     by_source: dict[str, Summary]
     metrics: Metrics
-    """`val/…` of all questions and `val/<source>/…`."""
+    """`val/…` of all questions and `val/<source>/…`: the summary and the shares of statuses; tools over all."""
     records: list[dict[str, Any]]
 
 
@@ -51,10 +51,9 @@ def validate(
         groups[trajectory.prompt.question.data_source].append(trajectory)
     by_source = {source: summarize(group) for source, group in sorted(groups.items())}
     overall = summarize(trajectories)
-    metrics = {f"val/{name}": value for name, value in overall.items()}
+    metrics = _named("val", overall, trajectories, "status/", "tools/")
     for source, summary in by_source.items():
-        metrics |= {f"val/{source}/{name}": value for name, value in summary.items()}
-    metrics |= {f"val/{k}": v for k, v in rollout_metrics(trajectories).items() if k.startswith(("status/", "tools/"))}
+        metrics |= _named(f"val/{source}", summary, groups[source], "status/")
     records = [trajectory_record(t, _parts(t, reward), step) for t in trajectories]
     return ValidationResult(overall, by_source, metrics, records)
 
@@ -77,6 +76,12 @@ def summarize(trajectories: Sequence[Trajectory]) -> Summary:
         "valid_action_rate": rollout["rollout/valid_action_rate"],
         "questions": float(len(trajectories)),
     }
+
+
+def _named(area: str, summary: Summary, trajectories: Sequence[Trajectory], *beside: str) -> Metrics:
+    """The summary and those rollout metrics that begin with one of `beside`, as `<area>/<name>`."""
+    others = {name: value for name, value in rollout_metrics(trajectories).items() if name.startswith(beside)}
+    return {f"{area}/{name}": value for name, value in (summary | others).items()}
 
 
 def _parts(trajectory: Trajectory, reward: Reward | None) -> dict[str, float]:
