@@ -6,6 +6,7 @@ r = log_prob - ref_log_prob of one token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -106,6 +107,8 @@ class AdaptiveKLController:
     """Proportional control in log space (arXiv:1909.08593, sec. 2.2).
 
     error = clip(KL / target - 1, -0.2, 0.2),   value *= 1 + error * num_steps / horizon
+
+    A KL that is not finite moves nothing: that batch is not learned from either.
     """
 
     def __init__(self, value: float, target: float, horizon: int) -> None:
@@ -114,6 +117,8 @@ class AdaptiveKLController:
         self.horizon = horizon
 
     def update(self, current_kl: float, num_steps: int) -> None:
+        if not math.isfinite(current_kl):
+            return
         error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + error * num_steps / self.horizon
 

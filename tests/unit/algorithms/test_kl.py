@@ -101,6 +101,13 @@ def test_the_adaptive_controller_follows_the_published_rule() -> None:
     assert controller.value == pytest.approx(0.2 * 1.01 * 1.02 * (1 - 0.2 * 0.1))
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_one_kl_that_is_not_finite_leaves_the_adaptive_coefficient_as_it_is(broken: float) -> None:
+    controller = AdaptiveKLController(0.2, target=6.0, horizon=1000)
+    controller.update(broken, 100)
+    assert controller.value == 0.2
+
+
 def test_a_resumed_controller_goes_on_where_it_stood() -> None:
     controller = AdaptiveKLController(0.2, target=6.0, horizon=100)
     controller.update(12.0, 10)
