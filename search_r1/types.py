@@ -163,7 +163,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.RUNNING
     policy_version: int = 0
-    """The weights that sampled it: the number of weight syncs so far."""
+    """The weights that sampled it: those after so many steps. Steps of the critic's warm-up count, though these leave
+    the weights as they are."""
     failure: str = ""
     """The cause, when the status is VOID."""
 
