@@ -11,13 +11,13 @@ TextScore = Callable[[str, Sequence[str]], float]
 """(answer, golden answers) -> score in [0, 1]."""
 
 
-def em(answer: str, golden_answers: Sequence[str], normalize: Callable[[str], str] = normalize_answer) -> float:
+def em(answer: str, golden_answers: Sequence[str]) -> float:
     """1.0 if the normalised answer equals a normalised golden answer, else 0.0.
 
     >>> em(" The Beatles! ", ["Beatles"])
     1.0
     """
-    return float(normalize(answer) in _normalized(golden_answers, normalize))
+    return float(normalize_answer(answer) in _normalized(golden_answers))
 
 
 def sub_em(answer: str, golden_answers: Sequence[str]) -> float:
@@ -40,8 +40,8 @@ def f1(answer: str, golden_answers: Sequence[str]) -> float:
     return max((_bag_f1(words, Counter(golden.split())) for golden in _normalized(golden_answers)), default=0.0)
 
 
-def _normalized(golden_answers: Sequence[str], normalize: Callable[[str], str] = normalize_answer) -> set[str]:
-    return {normalize(golden) for golden in golden_answers} - {""}
+def _normalized(golden_answers: Sequence[str]) -> set[str]:
+    return {normalize_answer(golden) for golden in golden_answers} - {""}
 
 
 def _bag_f1(words: Counter[str], golden: Counter[str]) -> float:

@@ -1,4 +1,5 @@
-"""Is a trajectory well formed? Read from its own turns: no chat template and no prompt has a say.
+"""Is a trajectory well formed? Read from its own turns; no chat template has a say (see `registry` for one that opens
+the first thought).
 
 A valid sequence is (think (search information think)* answer) with only white space between the blocks. An
 observation that the environment wrapped as information is one block whatever its text says; a policy that writes

@@ -68,7 +68,7 @@ def recall_f1(trajectory: Trajectory, config: RewardConfig) -> Mapping[str, floa
 def legacy_em(trajectory: Trajectory, config: RewardConfig) -> float:
     """Upstream Search-R1's rule, for comparison with published logs: exact match (ASCII normalisation) of the last
     `<answer>` over prompt *and* response, observations included; 0 where there are fewer than two matches, since the
-    first one is the prompt's example.
+    first one is the prompt's example. Texts that both normalise to nothing match.
     """
     parts = [message["content"] for message in trajectory.prompt.question.prompt_messages]
     for turn in trajectory.turns:
@@ -78,7 +78,8 @@ def legacy_em(trajectory: Trajectory, config: RewardConfig) -> float:
     answers = _ANSWER.findall("".join(parts))
     if len(answers) < 2:
         return 0.0
-    return em(answers[-1].strip(), trajectory.prompt.question.golden_answers, squad_normalize)
+    golden_answers = trajectory.prompt.question.golden_answers
+    return float(squad_normalize(answers[-1]) in map(squad_normalize, golden_answers))
 
 
 def metrics_of(trajectory: Trajectory) -> dict[str, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Protocol
@@ -14,6 +15,9 @@ from search_r1.errors import ConfigError, SearchR1Error
 from search_r1.protocols import Reward
 from search_r1.rewards import functions
 from search_r1.types import Trajectory
+
+_OPEN, _OPEN_TOKENS = "<think>", 16
+"""A byte-level tokenizer needs no more for the tag and the line break after it."""
 
 
 class BuiltInReward(Protocol):
@@ -31,15 +35,35 @@ REWARDS: dict[str, BuiltInReward] = {
 """Every built-in reward by its name. Each serves questions of any data source."""
 
 
-def resolve_reward(config: RewardConfig) -> Reward:
+def resolve_reward(config: RewardConfig, decode: Callable[[Sequence[int]], str] | None = None) -> Reward:
     """The reward that `reward.function` names: one of `REWARDS`, or a user's `package.module:name`.
+
+    Args:
+        config: the reward's settings.
+        decode: token ids to text, for built-in rewards to see a thought that the chat template has opened.
 
     Raises:
         ConfigError: for an unknown name (the nearest is suggested), a module that does not import, or a name in it
             that is missing or cannot be called.
     """
     reward = _resolve(config)
+    if decode is not None and ":" not in config.function:
+        reward = partial(_with_opened_thought, reward, decode)
     return partial(_with_turn_penalty, reward, config.turn_penalty) if config.turn_penalty else reward
+
+
+def _with_opened_thought(
+    reward: Reward, decode: Callable[[Sequence[int]], str], trajectory: Trajectory
+) -> float | Mapping[str, float]:
+    """The reward, where a first turn closes a thought that it did not open and the prompt ends with its `<think>`, of
+    the trajectory with that tag before the turn."""
+    text = trajectory.turns[0].completion.text if trajectory.turns else ""
+    thought, end, _ = text.partition("</think>")
+    if end and _OPEN not in thought and decode(trajectory.prompt.token_ids[-_OPEN_TOKENS:]).rstrip().endswith(_OPEN):
+        first, *others = trajectory.turns
+        first = replace(first, completion=replace(first.completion, text=_OPEN + text))
+        trajectory = replace(trajectory, turns=[first, *others])
+    return reward(trajectory)
 
 
 def _with_turn_penalty(reward: Reward, penalty: float, trajectory: Trajectory) -> dict[str, float]:

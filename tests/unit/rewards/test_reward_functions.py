@@ -8,7 +8,7 @@ from search_r1.config import RewardConfig
 from search_r1.rewards import REWARDS, metrics_of, resolve_reward, score
 from search_r1.rollout.tool_calls import find_answer
 from search_r1.types import Action, Observation, Status, Trajectory, Turn
-from tests.fakes import answer_turn, make_completion, make_prompt, make_trajectory, search_turn
+from tests.fakes import answer_turn, decode, make_completion, make_prompt, make_trajectory, search_turn
 
 OTHER_PASSAGE = "\n\n<information>Doc 1(Title: Lyon) Lyon is a city.\n</information>\n\n"
 GOLDEN_PASSAGE = "\n\n<information>Doc 1(Title: France) Its capital is PARIS.\n</information>\n\n"
@@ -78,6 +78,39 @@ SETTINGS = {"structure_score": 0.2, "format_score": 0.1, "retrieval_score": 0.05
 )
 def test_em_format_follows_the_table(trajectory: Trajectory, expected: float) -> None:
     assert value("em_format", trajectory, **SETTINGS) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "valid"),
+    [
+        ("Who?<assistant><think>\n", "hm</think>\n<answer>Paris</answer>", True),
+        ("Who?<assistant><think>", "</think><answer>Paris</answer>", True),
+        ("Who?<assistant><think>\n", "<think>hm</think><answer>Paris</answer>", True),
+        ("Who?<assistant><think>\n", "hm</think>so</think><answer>Paris</answer>", False),
+        ("Who?<assistant><think>\n", "hm <answer>Paris</answer>", False),
+        ("Who?<assistant>", "hm</think>\n<answer>Paris</answer>", False),
+        ("Who <think>?<assistant>", "hm</think>\n<answer>Paris</answer>", False),
+        ("Who?<assistant><think>\n\n</think>\n\n", "hm</think>\n<answer>Paris</answer>", False),
+    ],
+)
+def test_a_thought_counts_as_opened_only_where_the_prompt_ends_with_its_tag(
+    prompt: str, text: str, valid: bool
+) -> None:
+    turn = Turn(make_completion(text), Action("answer", "Paris"))
+    trajectory = make_trajectory([turn], prompt=make_prompt(prompt))
+    for name in ("em_format", "recall_f1"):
+        assert score(resolve_reward(RewardConfig(function=name), decode), trajectory)["valid_format"] == valid
+    assert trajectory.turns == [turn]
+
+
+def test_a_thought_of_a_later_turn_must_open_by_itself_whatever_the_prompt_ends_with() -> None:
+    texts = ("hm</think><search>q</search>", "so</think><answer>Paris</answer>")
+    turns = [
+        replace(search_turn("q", OTHER_PASSAGE), completion=make_completion(texts[0])),
+        Turn(make_completion(texts[1]), Action("answer", "Paris")),
+    ]
+    reward = resolve_reward(RewardConfig(function="em_format"), decode)
+    assert score(reward, make_trajectory(turns, prompt=make_prompt("<think>")))["valid_format"] == 0.0
 
 
 def test_retrieved_speaks_of_information_blocks_and_of_nothing_else() -> None:
@@ -155,6 +188,12 @@ def test_legacy_em_normalises_ascii_only_as_upstream_did() -> None:
     turns = [Turn(make_completion("<answer>Paris。</answer>"), Action("answer", "Paris。"))]
     trajectory = make_trajectory(turns, prompt=make_prompt(EXAMPLE_PROMPT))
     assert (value("legacy_em", trajectory), value("em", trajectory)) == (0.0, 1.0)
+
+
+def test_legacy_em_compares_answers_that_normalise_to_nothing_as_upstream_did() -> None:
+    turns = [Turn(make_completion("<answer>the</answer>"), Action("answer", "the"))]
+    trajectory = make_trajectory(turns, prompt=make_prompt(EXAMPLE_PROMPT, golden_answers=["A", "The"]))
+    assert (value("legacy_em", trajectory), value("em", trajectory)) == (1.0, 0.0)
 
 
 def test_validation_metrics_do_not_depend_on_the_training_reward() -> None:
