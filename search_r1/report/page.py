@@ -44,7 +44,7 @@ def render(run: Run) -> str:
         headlines=headlines,
         areas=areas,
         table=_before_and_after(run.summary),
-        facts={key: value for key, value in run.summary.items() if not isinstance(value, Mapping | list)},
+        facts={key: value for key, value in run.summary.items() if not isinstance(value, Mapping | list | None)},
         width=WIDTH,
         height=HEIGHT,
         script=Markup(script),
@@ -64,9 +64,11 @@ def _before_and_after(summary: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
 
 
 def _pairs(part: Any) -> list[tuple[str, Any, Any]]:
+    """Without a `before` where there was no validation before training."""
     before, after = (part.get("before"), part.get("after")) if isinstance(part, Mapping) else (None, None)
-    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+    if not isinstance(after, Mapping):
         return []
+    before = before if isinstance(before, Mapping) else {}
     names = [name for name, value in after.items() if isinstance(value, int | float) and name != "questions"]
     return [(name, before.get(name), after[name]) for name in names]
 

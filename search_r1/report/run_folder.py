@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from search_r1.errors import DataError
+from search_r1.rewards.exact_match import em
 
 MAX_FILES = 60
 """Files of each kind shown; a longer run shows this many, evenly spaced, the first and the last among them."""
@@ -128,10 +129,11 @@ def _trimmed(row: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def _is_right(row: Mapping[str, Any]) -> bool | None:
-    """By the exact match among the reward's parts, else by a full reward; None for a VOID trajectory."""
-    parts = row.get("reward_parts") or {}
-    verdict = parts.get("em", row.get("reward"))
-    return None if verdict is None else verdict >= 1.0
+    """By exact match, whatever was rewarded: the reward's part `em`, else the answer's; None for a VOID trajectory."""
+    if row.get("reward") is None:
+        return None
+    parts, answer = row.get("reward_parts") or {}, row.get("answer")
+    return bool(parts["em"] >= 1.0 if "em" in parts else answer and em(answer, row.get("golden_answers") or ()))
 
 
 def _cut(value: Any) -> Any:

@@ -86,6 +86,16 @@ def test_right_wrong_and_void_are_told_apart(tmp_path: Path) -> None:
     assert [row["right"] for row in run.trajectories] == [True, False, None]
 
 
+@pytest.mark.parametrize(("answer", "right"), [(" The Paris! ", True), ("Lyon", False), ("", False), (None, False)])
+def test_a_right_answer_is_right_whatever_was_taken_off_its_reward(
+    answer: str | None, right: bool, tmp_path: Path
+) -> None:
+    parts = {"reward": 0.9, "turn_penalty": 0.1}
+    row = {**record(), "answer": answer, "golden_answers": ["Paris"], "reward": 0.9, "reward_parts": parts}
+    (read,) = read_run(write_run(tmp_path / "run", [row], [{"step": 1, "a/b": 1.0}]), 40).trajectories
+    assert read["right"] is right
+
+
 def test_a_large_run_is_thinned_and_says_so(tmp_path: Path) -> None:
     rows = [record(step, text="x" * (MAX_CHARS + 7)) for step in range(1, MAX_FILES + 41) for _ in range(3)]
     run = read_run(write_run(tmp_path / "run", rows, [{"step": 1, "a/b": 1.0}]), max_per_file=2)
@@ -130,6 +140,15 @@ def test_the_table_shows_exact_match_by_data_source(tmp_path: Path) -> None:
     assert page.count("<td>0.125</td><td>0.875</td>") == 2
     assert "<th>nq em</th>" in page
     assert page.index("<b>val/em</b>") < page.index("<b>val/nq/em</b>") < page.index("<b>actor/loss</b>")
+
+
+def test_the_table_stands_without_a_validation_before_training(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], [{"step": 1, "val/em": 0.1}])
+    scores = {"before": None, "after": {"em": 0.875, "questions": 8}}
+    (run / "summary.json").write_text(json.dumps({**scores, "by_source": {"nq": scores}}))
+    page = write_report(run).read_text()
+    assert page.count("<td>–</td><td>0.875</td>") == 2
+    assert "None" not in page
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
