@@ -6,11 +6,14 @@ Bytes follow from counts of parameters, so they are exact for weights, gradients
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from search_r1.config import Config
+from search_r1.config_checks import check
 from search_r1.data.model_size import ModelSize
+from search_r1.errors import ConfigError
 
 GIB = 1 << 30
 _RESERVED = 2 * GIB
@@ -59,7 +62,7 @@ class MemoryPlan:
 def memory_plan(config: Config, sizes: Sizes, gpu_bytes: float) -> MemoryPlan:
     """Memory of one GPU that holds one training worker and, where it is shared, one engine."""
     rows = [row for role, size in sizes.items() for row in _role_rows(config, role, size)]
-    activations = max(_activations(config, size) for role, size in sizes.items() if role != "reference")
+    activations = max(_activations(config, role, size) for role, size in sizes.items() if role != "reference")
     rows.append(Row("activations, about", activations + _LOGITS_BYTES, 0, 0))
     if config.engine.name == "hf":
         held = _MASTER * sizes["policy"].parameters
@@ -100,9 +103,9 @@ def _working_copy(config: Config, size: ModelSize, sharded: bool) -> float:
     return width * (size.embeddings + 2 * (size.parameters - size.embeddings) / max(size.layers, 1))
 
 
-def _activations(config: Config, size: ModelSize) -> float:
+def _activations(config: Config, role: str, size: ModelSize) -> float:
     width = 2 if config.model.dtype == "bfloat16" else 4
-    tokens = max(config.policy.max_tokens_per_micro_batch, config.critic.max_tokens_per_micro_batch)
+    tokens = getattr(config, role).max_tokens_per_micro_batch
     a_layer = width * size.hidden * tokens
     if config.model.gradient_checkpointing:
         return a_layer * (size.layers + _ACTIVATION_FACTOR)
@@ -124,12 +127,17 @@ Change = tuple[str, Callable[[Config, Sizes], tuple[Config, Sizes]]]
 
 
 def remedies(config: Config, sizes: Sizes, gpu_bytes: float) -> list[str]:
-    """Settings that together make the plan fit, the least costly ones first; empty when it fits or nothing helps."""
+    """Settings that together make the plan fit and are allowed, the least costly ones first; empty when it fits or
+    nothing helps."""
 
     def peak(changes: Sequence[Change]) -> float:
         changed = config, sizes
         for _, change in changes:
             changed = change(*changed)
+        try:
+            check(changed[0])
+        except ConfigError:
+            return math.inf
         return memory_plan(*changed, gpu_bytes).peak
 
     if peak([]) <= gpu_bytes:
@@ -152,11 +160,12 @@ def remedies(config: Config, sizes: Sizes, gpu_bytes: float) -> list[str]:
 def _changes(config: Config) -> list[Change]:
     """Candidates, from those that cost nothing to those that cost speed or change what is trained."""
 
-    def setting(section: str, **values: object) -> Change:
-        names = [f"{section}.{key}={str(value).lower()}" for key, value in values.items()]
+    def setting(*sections: str, **values: object) -> Change:
+        names = [f"{section}.{key}={str(value).lower()}" for section in sections for key, value in values.items()]
 
         def apply(config: Config, sizes: Sizes) -> tuple[Config, Sizes]:
-            return replace(config, **{section: replace(getattr(config, section), **values)}), sizes
+            changed = {section: replace(getattr(config, section), **values) for section in sections}
+            return replace(config, **changed), sizes
 
         return " ".join(names), apply
 
@@ -174,14 +183,16 @@ def _changes(config: Config) -> list[Change]:
     if config.cluster.num_workers > 1 and config.sharding.name == "none":
         changes.append(setting("sharding", name="fsdp2"))
     changes.append(setting("model", gradient_checkpointing=True))
-    tokens = config.policy.max_tokens_per_micro_batch
+    trained = ("policy", "critic") if config.algorithm.advantage == "gae" else ("policy",)
+    limits = {role: getattr(config, role).max_tokens_per_micro_batch for role in trained}
+    tokens = max(limits.values())
     while (tokens := tokens // 2) >= config.rollout.max_prompt_length:
-        changes.append(setting("policy", max_tokens_per_micro_batch=tokens))
+        above = [role for role, limit in limits.items() if limit > tokens]
+        changes.append(setting(*above, max_tokens_per_micro_batch=tokens))
     if shares_gpu(config) and config.engine.gpu_memory_utilization > 0.3:
         changes.append(setting("engine", gpu_memory_utilization=0.3))
     changes.append(("model.lora.rank=16", lora))
-    if config.cluster.launcher == "ray":
-        changes.append(setting("sharding", name="fsdp2", cpu_offload=True))
+    changes.append(setting("sharding", name="fsdp2", cpu_offload=True))
     return changes
 
 

@@ -91,6 +91,30 @@ def test_a_plan_that_does_not_fit_names_settings_that_make_it_fit() -> None:
         ).fits, f"{left_out} was not needed"
 
 
+def test_activations_follow_the_micro_batches_of_the_models_that_are_trained() -> None:
+    config = configured()
+    short = replace(config, policy=replace(config.policy, max_tokens_per_micro_batch=4096))
+    grpo, ppo = {"policy": SEVEN_B}, {"policy": SEVEN_B, "critic": SEVEN_B}
+
+    def activations(config: Config, sizes: dict[str, ModelSize]) -> float:
+        return next(r.training for r in memory_plan(config, sizes, GIB).rows if r.name.startswith("activations"))
+
+    assert activations(short, grpo) < activations(config, grpo)
+    assert activations(short, ppo) == activations(config, ppo)
+    short = replace(short, critic=replace(config.critic, max_tokens_per_micro_batch=4096))
+    assert activations(short, ppo) == activations(short, grpo)
+
+
+@pytest.mark.parametrize(
+    ("setting", "gpu_gib"), [("rollout.max_staleness=1", 80), ("policy.optim.name=muon", 192)], ids=["stale", "muon"]
+)
+def test_advice_is_what_the_checks_allow_and_enough(setting: str, gpu_gib: int) -> None:
+    settings = [setting, "cluster.num_workers=8", "cluster.gpus_per_worker=0.5", "model.dtype=bfloat16"]
+    advice = [one for change in remedies(configured(*settings), SIZES, gpu_gib * GIB) for one in change.split()]
+    assert advice
+    assert memory_plan(configured(*settings, *advice), SIZES, gpu_gib * GIB).fits
+
+
 def test_what_fits_gets_no_advice_and_what_cannot_fit_says_so() -> None:
     small = {"policy": replace(SEVEN_B, parameters=5 * 10**8, embeddings=10**8, hidden=896)}
     assert remedies(configured(), small, 80 * GIB) == []
