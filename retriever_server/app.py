@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -28,11 +28,15 @@ from retriever_server.metrics import Metrics
 from retriever_server.reranking import rerank
 from retriever_server.retriever import Reranker, Retriever, ScoredPassage
 from retriever_server.schemas import Limits, SearchRequest
+from retriever_server.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 _SLOW_S = 0.05
 """A request that takes longer than this is watched for its deadline and for a client that goes away."""
+
+_MAX_DIGITS = 12
+"""Of a deadline in milliseconds."""
 
 Parse = Callable[[bytes, Limits], SearchRequest]
 Render = Callable[[Sequence[Sequence[ScoredPassage]], bool], bytes]
@@ -112,7 +116,7 @@ class RetrievalService:
         self._metrics = Metrics()
         self._not_ready: str | None = "the warm-up query has not been answered yet"
         self._batcher: Batcher
-        self._rerank_thread = ThreadPoolExecutor(1, thread_name_prefix="rerank")
+        self._rerank_thread: Threads
         self._num_reranked = 0
 
     @asynccontextmanager
@@ -126,12 +130,13 @@ class RetrievalService:
             max_queued=settings.max_queued,
         )
         self._batcher.start()
+        self._rerank_thread = Threads("rerank")
         warm_up = asyncio.create_task(self._warm_up())
         yield
         self._not_ready = "the server is shutting down"
-        await warm_up
+        warm_up.cancel()
         await self._batcher.close()
-        self._rerank_thread.shutdown(cancel_futures=True)
+        self._rerank_thread.close()
 
     async def _warm_up(self) -> None:
         try:
@@ -171,12 +176,14 @@ class RetrievalService:
         if self._num_reranked and self._num_reranked + len(asked.queries) > self._settings.max_queued:
             raise RequestError(503, f"{self._num_reranked:,} queries wait", reason="busy", retry_after_s=1)
         self._num_reranked += len(asked.queries)
-        work = asyncio.get_running_loop().run_in_executor(self._rerank_thread, rerank, self._reranker, asked)
+        given_up = threading.Event()
+        work = asyncio.wrap_future(self._rerank_thread.submit(rerank, self._reranker, asked, given_up))
         try:
-            results = await asyncio.wait_for(work, self._timeout_s(request, None))
+            results = await asyncio.wait_for(work, self._timeout_s(request, asked.timeout_s))
         except TimeoutError:
             raise _late() from None
         finally:
+            given_up.set()
             self._num_reranked -= len(asked.queries)
         return Answer(schemas.render_retrieve(results, asked.return_scores))
 
@@ -212,7 +219,7 @@ class RetrievalService:
     def _timeout_s(self, request: Request, asked_s: float | None) -> float:
         header = request.header(b"x-request-timeout-ms")
         if asked_s is None and header is not None:
-            if not header.isdigit() or int(header) == 0:
+            if not header.isdigit() or len(header) > _MAX_DIGITS or int(header) == 0:
                 raise RequestError(422, "X-Request-Timeout-Ms must be a whole number above 0", reason="invalid")
             asked_s = int(header) / 1000
         timeout_s = self._settings.timeout_s if asked_s is None else min(asked_s, self._settings.timeout_s)

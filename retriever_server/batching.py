@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from retriever_server.cache import ResultCache
+from retriever_server.cache import Key, ResultCache
 from retriever_server.errors import RequestError
 from retriever_server.metrics import Metrics
 from retriever_server.retriever import Retriever, ScoredPassage
@@ -22,9 +22,6 @@ from retriever_server.stages import Outcome, Stages
 
 _TURN = 16
 """Queries taken from one request before the next one has its turn."""
-
-Key = tuple[str, str, int]
-"""Index fingerprint, query, top-k."""
 
 
 class Ticket:
@@ -91,8 +88,8 @@ class Batcher:
         self._loop_task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Finish what is queued, then stop."""
-        while self._flights:
+        """Finish what somebody waits for, then stop."""
+        while any(not ticket.future.done() for flight in self._flights.values() for ticket, _ in flight.waiters):
             await asyncio.sleep(0.01)
         if self._loop_task is not None:
             self._loop_task.cancel()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Hashable
 
 from retriever_server.retriever import ScoredPassage
 
-_ENTRY_BYTES = 400
+_ENTRY_BYTES = 350
 _PASSAGE_BYTES = 150
+
+
+Key = tuple[str, str, int]
+"""Index fingerprint, query, top-k."""
 
 
 class ResultCache:
@@ -17,22 +21,22 @@ class ResultCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._entries: OrderedDict[Hashable, tuple[list[ScoredPassage], int]] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[list[ScoredPassage], int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: Hashable) -> list[ScoredPassage] | None:
+    def get(self, key: Key) -> list[ScoredPassage] | None:
         entry = self._entries.get(key)
         if entry is None:
             return None
         self._entries.move_to_end(key)
         return entry[0]
 
-    def put(self, key: Hashable, passages: list[ScoredPassage]) -> None:
+    def put(self, key: Key, passages: list[ScoredPassage]) -> None:
         if not self._max_bytes:
             return
-        size = _ENTRY_BYTES
+        size = _ENTRY_BYTES + sys.getsizeof(key[1])
         for passage in passages:
             size += _PASSAGE_BYTES + len(passage.document)
         if size > self._max_bytes:

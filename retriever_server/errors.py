@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class StartError(Exception):
     """A file, an index or a setting is wrong. The message names it and the remedy."""
@@ -16,3 +18,13 @@ class RequestError(Exception):
         self.reason = reason
         """One word for the metrics, e.g. invalid, too_large, busy, deadline, failed."""
         self.retry_after_s = retry_after_s
+
+
+class QueriesFailed(RequestError):
+    """Some queries of a search are refused and the others are not. Reads as the first refusal."""
+
+    def __init__(self, causes: Mapping[int, RequestError]) -> None:
+        first = next(iter(causes.values()))
+        super().__init__(first.status, str(first), reason=first.reason, retry_after_s=first.retry_after_s)
+        self.causes = causes
+        """By the query's position in the search."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 import orjson
@@ -46,10 +47,12 @@ class RerankRetriever:
         return {**inner, "fingerprint": fingerprint, "reranker": self._name, "rerank_depth": self._depth}
 
 
-def rerank(reranker: Reranker, request: RerankRequest) -> list[list[ScoredPassage]]:
-    """Best documents first, one list a query; ties keep the order they came in."""
-    results = []
+def rerank(reranker: Reranker, request: RerankRequest, given_up: Event) -> list[list[ScoredPassage]]:
+    """Best documents first, one list a query; ties keep the order they came in. Stops where the request is given up."""
+    results: list[list[ScoredPassage]] = []
     for query, documents in zip(request.queries, request.documents, strict=True):
+        if given_up.is_set():
+            break
         scores = reranker.score(query, [contents_of(document) for document in documents]) if documents else []
         passages = [
             ScoredPassage(orjson.dumps(document), score) for document, score in zip(documents, scores, strict=True)

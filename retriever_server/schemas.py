@@ -50,6 +50,7 @@ class RerankRequest:
     """One list of candidates a query."""
     top_k: int | None
     return_scores: bool
+    timeout_s: float | None
 
 
 def parse_retrieve(body: bytes, limits: Limits) -> SearchRequest:
@@ -90,7 +91,7 @@ def parse_rerank(body: bytes, limits: Limits) -> RerankRequest:
         raise _invalid(f"more than {limits.max_passages:,} documents in one request")
     documents = [[_candidate(document) for document in candidates] for candidates in lists]
     top_k = _top_k(fields, ("rerank_topk", *_TOP_K_NAMES), limits, default=None)
-    return RerankRequest(queries, documents, top_k, _return_scores(fields))
+    return RerankRequest(queries, documents, top_k, _return_scores(fields), _timeout_s(fields))
 
 
 def render_retrieve(results: Sequence[Sequence[ScoredPassage]], return_scores: bool) -> bytes:

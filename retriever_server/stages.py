@@ -7,12 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from retriever_server.errors import RequestError
+from retriever_server.errors import QueriesFailed, RequestError
 from retriever_server.metrics import Metrics
 from retriever_server.retriever import Retriever, ScoredPassage, StagedRetriever
+from retriever_server.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Stages:
         self._retriever = retriever
         self._staged = retriever if isinstance(retriever, StagedRetriever) else None
         names = self._staged.stages if self._staged else ("search",)
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in names]
+        self._threads = [Threads(name) for name in names]
         self._seconds = [metrics.stage(name) for name in names]
         self._first_stage = threading.Lock()
 
@@ -49,7 +49,7 @@ class Stages:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.shutdown(wait=True, cancel_futures=True)
+            thread.close()
 
     async def _run(self, stage: int, work: Callable[..., T], *arguments: Any) -> T:
         started = time.monotonic()
@@ -71,6 +71,9 @@ class Stages:
     def _search(self, queries: Sequence[str], prepared: Any, top_k: int) -> list[Outcome]:
         if self._staged is None:
             return search_isolating(self._retriever, queries, top_k)
+        if isinstance(prepared, QueriesFailed):
+            with self._first_stage:
+                return _search_the_others(self._retriever, queries, top_k, prepared)
         if isinstance(prepared, RequestError):
             return [prepared] * len(queries)
         try:
@@ -96,6 +99,8 @@ def search_isolating(retriever: Retriever, queries: Sequence[str], top_k: int) -
         part = queries[start:stop]
         try:
             outcomes[start:stop] = _one_each(retriever.search(part, top_k), part)
+        except QueriesFailed as error:
+            outcomes[start:stop] = _search_the_others(retriever, part, top_k, error)
         except RequestError as error:  # not one query's fault: an engine behind the retriever is down
             logger.warning("search of %d queries refused: %s", stop - start, error)
             outcomes[start:stop] = [error] * (stop - start)
@@ -108,6 +113,15 @@ def search_isolating(retriever: Retriever, queries: Sequence[str], top_k: int) -
                 middle = (start + stop) // 2
                 spans += [(start, middle), (middle, stop)]
     return outcomes
+
+
+def _search_the_others(
+    retriever: Retriever, queries: Sequence[str], top_k: int, failed: QueriesFailed
+) -> list[Outcome]:
+    others = [place for place in range(len(queries)) if place not in failed.causes]
+    found = search_isolating(retriever, [queries[place] for place in others], top_k)
+    outcomes: dict[int, Outcome] = {**failed.causes, **dict(zip(others, found, strict=True))}
+    return [outcomes[place] for place in range(len(queries))]
 
 
 def _one_each(found: list[list[ScoredPassage]], queries: Sequence[str]) -> list[list[ScoredPassage]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,11 +17,24 @@ _MAX_WAIT_S = 5.0
 
 class Upstream:
     """Speaks to one service. Its errors name the service and the status, never the address or what was sent: both may
-    hold a key."""
+    hold a key.
 
-    def __init__(self, name: str, *, headers: dict[str, str] | None = None, timeout_s: float = 20.0, tries: int = 3):
+    Args:
+        before_each: called before every request, repeated ones too; what it raises ends `ask`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = 20.0,
+        tries: int = 3,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name = name
         self._tries = tries
+        self._before_each = before_each
         limits = httpx.Limits(max_connections=32, max_keepalive_connections=32)
         self._client = httpx.Client(headers=headers, timeout=timeout_s, limits=limits, trust_env=False)
 
@@ -35,6 +49,7 @@ class Upstream:
         for attempt in range(self._tries):
             time.sleep(wait_s)
             wait_s = min(0.2 * 4**attempt, _MAX_WAIT_S)
+            self._before_each()
             try:
                 response = self._client.request(method, url, **request)
             except httpx.TransportError as error:

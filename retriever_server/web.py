@@ -10,7 +10,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from typing import Any
 import orjson
 
 from retriever_server.corpus import with_contents
-from retriever_server.errors import RequestError, StartError
+from retriever_server.errors import QueriesFailed, RequestError, StartError
 from retriever_server.retriever import ScoredPassage
+from retriever_server.threads import Threads
 from retriever_server.upstream import Upstream
 
 _AT_ONCE = 8
@@ -96,7 +96,7 @@ class WebRetriever:
 
     Args:
         cache: SQLite file of what was answered before, and of how many requests each day has seen.
-        requests_per_s: requests are spaced at least this far apart.
+        requests_per_s: requests, repeated ones included, are spaced at least this far apart.
         requests_per_day: beyond it, queries that are not in the cache are refused with 503.
         url: another address, for a proxy or a test.
 
@@ -120,10 +120,11 @@ class WebRetriever:
             raise StartError(f"web search by {provider} needs the environment variable {' and '.join(missing)}")
         self._keys = [os.environ[key] for key in self._provider.keys]
         self._url = url or self._provider.url
-        self._upstream = Upstream(f"web search by {provider}")
+        self._upstream = Upstream(f"web search by {provider}", before_each=self._admit)
         self._pace = _Pace(requests_per_s)
         self._requests_per_day = requests_per_day
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="web")
+        self._counting = threading.Lock()
+        self._pool = Threads("web", _AT_ONCE)
         try:
             self._memory = sqlite3.connect(cache, check_same_thread=False, isolation_level=None)
             self._memory.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, documents BLOB)")
@@ -132,30 +133,27 @@ class WebRetriever:
             raise StartError(f"the web cache {cache} cannot be opened: {error}") from None
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[ScoredPassage]]:
-        """What is known comes from the cache. Answers that arrive are kept even where another query fails."""
+        """What is known comes from the cache. Answers that arrive are kept even where another query fails.
+
+        Raises:
+            QueriesFailed: by position, the quota is used up or the provider fails on the query.
+        """
         count = min(top_k, self._provider.most)
-        found: dict[str, list[bytes]] = {}
-        asked: dict[str, Future[list[bytes]]] = {}
-        failure: Exception | None = None
-        for query in dict.fromkeys(queries):
-            known = self._recall(query, count)
-            if known is not None:
-                found[query] = known
-            elif self._spend():
-                asked[query] = self._pool.submit(self._ask, query, count)
-            else:
-                what = f"today's {self._requests_per_day:,} web searches are used up"
-                failure = RequestError(503, what, reason="quota", retry_after_s=30)
+        found = {query: self._recall(query, count) for query in dict.fromkeys(queries)}
+        asked = {query: self._pool.submit(self._ask, query, count) for query, known in found.items() if known is None}
+        failed: dict[str, RequestError] = {}
         for query, answer in asked.items():
             try:
-                found[query] = answer.result()
-                self._remember(query, count, found[query])
-            except (RequestError, ValueError) as error:
-                failure = error
-        if failure is not None:
-            raise failure
+                found[query] = documents = answer.result()
+                self._remember(query, count, documents)
+            except RequestError as error:
+                failed[query] = error
+            except ValueError as error:
+                failed[query] = RequestError(500, str(error), reason="failed")
+        if failed:
+            raise QueriesFailed({place: failed[query] for place, query in enumerate(queries) if query in failed})
         return [
-            [ScoredPassage(document, 1 / rank) for rank, document in enumerate(found[query][:top_k], start=1)]
+            [ScoredPassage(document, 1 / rank) for rank, document in enumerate((found[query] or [])[:top_k], start=1)]
             for query in queries
         ]
 
@@ -163,7 +161,6 @@ class WebRetriever:
         return {"retriever": "web", "fingerprint": f"web:{self._name}", "provider": self._name}
 
     def _ask(self, query: str, count: int) -> list[bytes]:
-        self._pace.wait()
         answer = self._upstream.ask(
             self._provider.method, self._url, **self._provider.request(self._keys, query, count)
         )
@@ -188,15 +185,21 @@ class WebRetriever:
         packed = b"[" + b",".join(documents) + b"]"
         self._memory.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (self._key(query, count), packed))
 
-    def _spend(self) -> bool:
-        """Count one request of today's; False when none is left."""
+    def _admit(self) -> None:
+        """Before every request, repeated ones too: count it as one of today's and wait for its turn.
+
+        Raises:
+            RequestError: 503 when none is left.
+        """
         day = time.strftime("%Y-%m-%d", time.gmtime())
-        row = self._memory.execute("SELECT requests FROM days WHERE day = ?", (day,)).fetchone()
-        used = row[0] if row else 0
-        if used >= self._requests_per_day:
-            return False
-        self._memory.execute("INSERT OR REPLACE INTO days VALUES (?, ?)", (day, used + 1))
-        return True
+        with self._counting:
+            row = self._memory.execute("SELECT requests FROM days WHERE day = ?", (day,)).fetchone()
+            used = row[0] if row else 0
+            if used >= self._requests_per_day:
+                what = f"today's {self._requests_per_day:,} web searches are used up"
+                raise RequestError(503, what, reason="quota", retry_after_s=30)
+            self._memory.execute("INSERT OR REPLACE INTO days VALUES (?, ?)", (day, used + 1))
+        self._pace.wait()
 
 
 class _Pace:

@@ -292,23 +292,31 @@ def test_closing_finishes_what_is_queued() -> None:
 def test_the_cache_forgets_the_least_recently_used_and_stays_within_its_bytes() -> None:
     cache = ResultCache(max_bytes=10 * 1000)
     entry = [ScoredPassage(b"x" * 450, 1.0)]  # 1000 bytes with the overhead
-    for number in range(10):
-        cache.put(number, entry)
-    assert cache.get(0) == entry
-    cache.put("new", entry)
-    assert cache.get(1) is None
-    assert cache.get(0) == cache.get("new") == entry
-    cache.put("new", [])
+    keys = [("index", letter, 3) for letter in "abcdefghijkl"]
+    for key in keys[:10]:
+        cache.put(key, entry)
+    assert cache.get(keys[0]) == entry
+    cache.put(keys[10], entry)
+    assert cache.get(keys[1]) is None
+    assert cache.get(keys[0]) == cache.get(keys[10]) == entry
+    cache.put(keys[10], [])
     assert len(cache) == 10
-    cache.put("huge", [ScoredPassage(b"x" * 20_000, 1.0)])
-    assert cache.get("huge") is None
+    cache.put(keys[11], [ScoredPassage(b"x" * 20_000, 1.0)])
+    assert cache.get(keys[11]) is None
     assert len(cache) == 10
+
+
+def test_the_caches_bytes_count_the_text_of_the_queries() -> None:
+    cache = ResultCache(max_bytes=1 << 20)
+    for number in range(100):
+        cache.put(("index", f"{number} ".ljust(30_000, "x"), 3), [])
+    assert len(cache) == (1 << 20) // 30_399
 
 
 def test_a_cache_of_no_bytes_keeps_nothing() -> None:
     cache = ResultCache(0)
-    cache.put("a", [])
-    assert cache.get("a") is None
+    cache.put(("index", "a", 3), [])
+    assert cache.get(("index", "a", 3)) is None
 
 
 def test_the_wait_told_to_clients_follows_the_measured_speed() -> None:

@@ -129,7 +129,7 @@ def test_a_passed_deadline_is_504_and_the_query_is_not_searched_later(by: str) -
     assert "late" not in retriever.searched
 
 
-@pytest.mark.parametrize("header", ["0", "-5", "soon", "1.5"])
+@pytest.mark.parametrize("header", ["0", "-5", "soon", "1.5", "9" * 5000])
 def test_a_deadline_that_is_none_is_422(header: str) -> None:
     with TestClient(create_app(StubRetriever(), settings())) as client:
         answer = client.post("/retrieve", json={"queries": ["a"]}, headers={"x-request-timeout-ms": header})
@@ -175,8 +175,10 @@ def test_a_body_that_never_ends_is_408() -> None:
 class HeldReranker:
     def __init__(self) -> None:
         self.gate, self.entered, self.at_once = threading.Event(), threading.Event(), threading.Lock()
+        self.seen: list[str] = []
 
     def score(self, query: str, documents: Any) -> list[float]:
+        self.seen.append(query)
         assert self.at_once.acquire(blocking=False), "two threads rerank at once"
         self.entered.set()
         assert self.gate.wait(20)
@@ -203,6 +205,17 @@ def test_reranking_is_bounded_in_queries_and_time_and_done_by_one_thread() -> No
         reranker.gate.set()
         assert [answer.result().status_code for answer in (busy, waiting)] == [200, 200]
         assert len(rerank("a", "b", "c").json()["result"]) == 3
+
+
+def test_reranking_heeds_the_bodys_deadline_and_ends_with_it() -> None:
+    reranker = HeldReranker()
+    fields = {"queries": [f"q{number}" for number in range(50)], "documents": [["d"]] * 50, "timeout_ms": 200}
+    with live_server(create_app(StubRetriever(), settings(), reranker=reranker)) as url:
+        assert httpx.post(f"{url}/rerank", json=fields, timeout=20).status_code == 504
+        reranker.gate.set()
+        last = httpx.post(f"{url}/rerank", json={"queries": ["last"], "documents": [["d"]]}, timeout=20)
+        assert last.status_code == 200
+    assert reranker.seen == ["q0", "last"]
 
 
 def test_the_event_loop_answers_while_a_search_is_running() -> None:

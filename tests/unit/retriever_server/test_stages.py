@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retriever_server.batching import Batcher
-from retriever_server.errors import RequestError
+from retriever_server.errors import QueriesFailed, RequestError
 from retriever_server.retriever import ScoredPassage, StagedRetriever
 from tests.batcher_run import run
 from tests.fake_retrievers import StubRetriever, passage
@@ -33,6 +33,9 @@ class TwoStages(StubRetriever):
         try:
             self.threads["encode"].add(threading.current_thread().name)
             self.prepared.append(list(queries))
+            if "unpaid" in queries:
+                refusal = RequestError(503, "no quota", reason="quota")
+                raise QueriesFailed({place: refusal for place, query in enumerate(queries) if query == "unpaid"})
             if "down" in queries:
                 raise RequestError(503, "the engine is down", reason="upstream")
             if set(queries) & set(self.fails_to_prepare):
@@ -108,6 +111,19 @@ def test_an_engine_that_is_down_is_not_asked_again_for_each_query() -> None:
 
     run(retriever, scenario, cache_bytes=0)
     assert retriever.prepared == [["a", "down", "b"]]
+
+
+def test_queries_that_the_first_stage_names_fail_alone_and_are_not_asked_again() -> None:
+    retriever = TwoStages()
+
+    async def scenario(batcher: Batcher) -> None:
+        tickets = [batcher.submit([query], 1) for query in ("a", "unpaid", "b")]
+        with pytest.raises(RequestError, match="no quota"):
+            await tickets[1].future
+        assert [await tickets[place].future for place in (0, 2)] == [[[passage("a", 0)]], [[passage("b", 0)]]]
+
+    run(retriever, scenario, cache_bytes=0)
+    assert retriever.prepared == [["a", "unpaid", "b"], ["a", "b"]]
 
 
 def test_a_failed_batch_is_tried_again_without_a_second_thread_in_the_first_stage() -> None:

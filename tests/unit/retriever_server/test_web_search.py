@@ -10,6 +10,7 @@ import pytest
 
 from retriever_server import web
 from retriever_server.errors import RequestError, StartError
+from retriever_server.stages import Outcome, search_isolating
 from retriever_server.web import PROVIDERS, WebRetriever
 from tests.recorded_server import Answer, Asked, recorded_server
 
@@ -110,6 +111,34 @@ def test_a_failing_query_does_not_lose_what_the_others_cost(tmp_path: Path) -> N
         before = len(server.asked)
         retriever.search(["good"], 1)
         assert len(server.asked) == before
+
+
+def test_a_query_that_fails_or_is_not_paid_for_fails_alone(tmp_path: Path) -> None:
+    def respond(asked: Asked) -> Answer:
+        return Answer(recorded("serper", asked), {"broken": 500, "refused": 400}.get(asked.json["q"], 200))
+
+    def statuses(outcomes: list[Outcome]) -> list[int]:
+        return [outcome.status if isinstance(outcome, RequestError) else 200 for outcome in outcomes]
+
+    with recorded_server(respond) as server:
+        retriever = open_web(server.url, tmp_path, requests_per_day=6)
+        found = search_isolating(retriever, ["a", "broken", "b", "refused", "a", "broken"], 1)
+        assert statuses(found) == [200, 503, 200, 500, 200, 503]
+        assert found[0] == found[4] != found[2]
+        assert len(server.asked) == 6, "three tries of the broken one, each of them paid for"
+        assert statuses(search_isolating(retriever, ["a", "new", "b"], 1)) == [200, 503, 200]
+        assert len(server.asked) == 6
+
+
+def test_requests_that_are_repeated_wait_for_their_turn_and_count_as_todays(tmp_path: Path) -> None:
+    turns: list[None] = []
+    with recorded_server(lambda asked: Answer({}, 500)) as server:
+        retriever = open_web(server.url, tmp_path, requests_per_day=5)
+        retriever._pace.wait = lambda: turns.append(None)  # type: ignore[method-assign]
+        for cause in ("answered 500, 3 times", "today's 5 web searches are used up"):
+            with pytest.raises(RequestError, match=cause):
+                retriever.search(["oslo"], 1)
+        assert len(turns) == len(server.asked) == 5
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500])
