@@ -54,7 +54,7 @@ class QdrantRetriever:
         return {
             "retriever": "qdrant",
             "fingerprint": f"qdrant:{self._collection}:{self._rows}:{self._exact}:{encoder['fingerprint']}",
-            "rows": self._rows,
+            "rows_at_start": self._rows,
             "collection": self._collection,
             "exact": self._exact,
             "encoder": encoder,

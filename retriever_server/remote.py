@@ -87,6 +87,9 @@ class OpenSearchRetriever:
                 raise RequestError(503, "the search engine is overloaded", reason="upstream", retry_after_s=2)
             if "error" in response or response.get("timed_out"):
                 raise ValueError(f"the search engine failed on a query: status {response.get('status')}")
+            if failed := response.get("_shards", {}).get("failed"):
+                what = f"{failed} of the search engine's shards failed"
+                raise RequestError(503, what, reason="upstream", retry_after_s=2)
         return [[self._passage(hit) for hit in response["hits"]["hits"]] for response in responses]
 
     def _passage(self, hit: dict[str, Any]) -> ScoredPassage:
@@ -96,7 +99,7 @@ class OpenSearchRetriever:
         return {
             "retriever": "opensearch",
             "fingerprint": f"opensearch:{self._url}:{self._field}:{self._rows}",
-            "rows": self._rows,
+            "rows_at_start": self._rows,
             "index": self._index,
             "field": self._field,
         }

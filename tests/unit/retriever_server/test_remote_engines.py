@@ -10,7 +10,9 @@ from typing import Any
 import orjson
 import pytest
 from qdrant_client import QdrantClient
+from starlette.testclient import TestClient
 
+from retriever_server.app import create_app
 from retriever_server.corpus import Corpus
 from retriever_server.encoder import PROFILES, Encoder
 from retriever_server.errors import RequestError, StartError
@@ -51,14 +53,14 @@ def opensearch(asked: Asked) -> Answer:
         if query == "bad":
             responses.append({"error": {"type": "search_phase_execution_exception"}, "status": 400})
             continue
+        failed = 4 if query == "shards down" else 0
         hits = [
             {"_index": "wiki", "_id": f"{query}-{rank}", "_score": 9.5 - rank, "_source": {"contents": f'"T"\n{query}'}}
             for rank in range(size)
         ]
         total = {"value": len(hits), "relation": "eq"}
-        responses.append(
-            {"took": 1, "timed_out": False, "status": 200, "hits": {"total": total, "max_score": 9.5, "hits": hits}}
-        )
+        answer = {"took": 1, "timed_out": False, "status": 200, "_shards": {"total": 5, "failed": failed}}
+        responses.append({**answer, "hits": {"total": total, "max_score": 9.5, "hits": hits}})
     return Answer({"took": 3, "responses": responses})
 
 
@@ -92,6 +94,24 @@ def test_one_bad_query_of_opensearch_fails_alone() -> None:
     with recorded_server(opensearch) as server:
         outcomes = search_isolating(OpenSearchRetriever(server.url, "wiki"), ["x", "bad", "y"], 1)
     assert [isinstance(outcome, Exception) for outcome in outcomes] == [False, True, False]
+
+
+def test_failed_shards_of_opensearch_are_an_error_and_not_a_short_answer() -> None:
+    with recorded_server(opensearch) as server, pytest.raises(RequestError, match=r"4 of .* shards failed") as caught:
+        OpenSearchRetriever(server.url, "wiki").search(["shards down"], 1)
+    assert caught.value.status == 503
+
+
+def test_an_engine_that_grows_after_the_start_is_asked_for_all_that_a_request_wants() -> None:
+    def respond(asked: Asked) -> Answer:
+        return Answer({"count": 0}) if asked.method == "GET" else opensearch(asked)
+
+    with (
+        recorded_server(respond) as server,
+        TestClient(create_app(OpenSearchRetriever(server.url, "wiki"))) as client,
+    ):
+        (found,) = client.post("/retrieve", json={"queries": ["x"], "topk": 5}).json()["result"]
+    assert len(found) == 5
 
 
 @pytest.mark.parametrize("status, tries", [(500, 3), (503, 3), (429, 3), (404, 1), (401, 1)])
@@ -160,7 +180,7 @@ def test_qdrant_finds_what_brute_force_finds_and_uploading_goes_on(tmp_path: Pat
     products = encoder.encode_queries(queries) @ encoder.encode_passages(texts).T
     expected = [[f"p{row}" for row in rows] for rows in (-products).argsort(axis=1)[:, :3].tolist()]
     assert [[json.loads(passage.document)["id"] for passage in passages] for passages in found] == expected
-    assert retriever.describe()["rows"] == 6
+    assert retriever.describe()["rows_at_start"] == 6
     with pytest.raises(StartError, match="the Qdrant collection nothing cannot be opened"):
         QdrantRetriever(client, "nothing", encoder)
     client.close()
