@@ -9,9 +9,9 @@ import sys
 
 from retriever_server import loading, workers
 from retriever_server.app import create_app
-from retriever_server.command import announce, make_parser, settings_of
+from retriever_server.command import announce, clear_port_file, make_parser, settings_of
 from retriever_server.errors import StartError
-from retriever_server.serving import bind, make_server, run
+from retriever_server.serving import bind, listen, make_server, run
 
 logger = logging.getLogger("retriever_server")
 
@@ -22,8 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     try:
         with bind(options.host, options.port) as listener:
-            if options.port_file is not None:
-                options.port_file.unlink(missing_ok=True)
+            clear_port_file(options.port_file)
             return _serve(listener, options)
     except StartError as error:
         logger.error("%s", error)
@@ -45,6 +44,7 @@ def _serve(listener: socket.socket, options: argparse.Namespace) -> int:
             server.should_exit = True
 
     server = make_server(create_app(retriever, settings_of(options), reranker=reranker, on_ready=on_ready))
+    listen(listener)
     run(server, listener)
     if failure:
         raise StartError(failure[0])

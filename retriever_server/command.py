@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 from retriever_server import loading
 from retriever_server.app import ServerSettings
+from retriever_server.errors import StartError
 from retriever_server.schemas import Limits
 
 logger = logging.getLogger("retriever_server")
@@ -61,6 +63,19 @@ def settings_of(options: argparse.Namespace) -> ServerSettings:
         cache_bytes=int(options.cache_mb * (1 << 20)),
         token=os.environ.get("RETRIEVER_TOKEN") or None,
     )
+
+
+def clear_port_file(path: Path | None) -> None:
+    """Remove the file of an earlier server, and find out now whether a new one can be written."""
+    if path is None:
+        return
+    try:
+        path.unlink(missing_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise StartError(
+            f"--port-file {path} cannot be written: {error.strerror}; name one in a folder of yours"
+        ) from None
 
 
 def announce(address: tuple[str, int], options: argparse.Namespace) -> None:

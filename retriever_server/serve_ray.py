@@ -1,6 +1,7 @@
 """`python -m retriever_server.serve_ray`: the same service as a Ray Serve deployment, one replica and index a node.
 
-Takes every option of `python -m retriever_server`. A Lucene index keeps its Java in a process of its own here too.
+Takes every option of `python -m retriever_server` but `--workers` and `--port 0`. A Lucene index keeps its Java in a
+process of its own here too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -18,7 +20,7 @@ from starlette.applications import Starlette
 
 from retriever_server import loading
 from retriever_server.app import create_app
-from retriever_server.command import make_parser, settings_of
+from retriever_server.command import announce, clear_port_file, make_parser, settings_of
 from retriever_server.errors import StartError
 
 logger = logging.getLogger("retriever_server")
@@ -36,35 +38,31 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     try:
-        url = deploy(options)
+        if options.workers > 1 or not options.port:
+            raise StartError(
+                "Ray Serve takes no --workers and no --port 0: use --replicas, and a port that all nodes have"
+            )
+        clear_port_file(options.port_file)
+        deploy(options)
     except StartError as error:
         logger.error("%s", error)
         return 2
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which sets a handler of its own
         signal.signal(number, lambda *_: stop.set())
-    logger.info("ready: %s at %s/retrieve, %d replicas", options.retriever, url, options.replicas)
+    announce((options.host, options.port), options)
     stop.wait()
     serve.shutdown()  # type: ignore[no-untyped-call]
     return 0
 
 
-def deploy(options: argparse.Namespace) -> str:
-    """Start the replicas on the running Ray (or one of this machine) and wait until they have loaded their index.
-
-    Returns:
-        The URL at which every node's proxy answers.
-    """
+def deploy(options: argparse.Namespace) -> None:
+    """Start the replicas on the running Ray (or one of this machine) and wait until they have loaded their index."""
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     serve.start(http_options={"host": options.host, "port": options.port, "location": "EveryNode"})
-
-    def build_app() -> Starlette:  # runs in the replica, which loads the index; nothing heavy is sent over
-        retriever, reranker = loading.load(options)
-        return create_app(retriever, settings_of(options), reranker=reranker)
-
     deployment: Any = serve.deployment(
-        serve.ingress(build_app)(),
+        serve.ingress(app_builder(options))(),
         name=APP,
         num_replicas=options.replicas,
         max_replicas_per_node=1,
@@ -75,7 +73,17 @@ def deploy(options: argparse.Namespace) -> str:
         serve.run(deployment.bind(), name=APP, route_prefix="/")
     except RuntimeError as error:
         raise StartError(f"the replicas did not start: {str(error).strip().splitlines()[-1]}") from None
-    return f"http://{options.host}:{options.port}"
+
+
+def app_builder(options: argparse.Namespace) -> Callable[[], Starlette]:
+    """What each replica runs to load the index; nothing heavy is sent over. The token comes from this process."""
+    settings = settings_of(options)
+
+    def build_app() -> Starlette:
+        retriever, reranker = loading.load(options)
+        return create_app(retriever, settings, reranker=reranker)
+
+    return build_app
 
 
 if __name__ == "__main__":

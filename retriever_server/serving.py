@@ -18,6 +18,7 @@ from retriever_server.errors import StartError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""
+_BACKLOG = 4096
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -32,11 +33,26 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        cause = error.strerror or str(error)
-        raise StartError(
-            f"cannot listen on {host}:{port}: {cause}; choose another --port, 0 takes a free one"
-        ) from None
+        raise _refusal(host, port, error) from None
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Take connections from now on. Until then they are refused, so that a client goes to another server.
+
+    Raises:
+        StartError: another server, started since `bind`, is there first.
+    """
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _refusal(host, port, error) from None
+
+
+def _refusal(host: str, port: int, error: OSError) -> StartError:
+    cause = error.strerror or str(error)
+    return StartError(f"cannot listen on {host}:{port}: {cause}; choose another --port, 0 takes a free one")
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
@@ -56,7 +72,7 @@ def make_config(app: Starlette | Callable[[], Starlette], **several: Any) -> uvi
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        backlog=4096,
+        backlog=_BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=30,
         **several,

@@ -17,7 +17,7 @@ from retriever_server import loading
 from retriever_server.app import create_app
 from retriever_server.command import announce, settings_of
 from retriever_server.errors import StartError
-from retriever_server.serving import make_config, tune_process
+from retriever_server.serving import listen, make_config, tune_process
 
 logger = logging.getLogger("retriever_server")
 
@@ -56,6 +56,7 @@ def run(listener: socket.socket, options: argparse.Namespace) -> None:
         loading.load(options)  # builds it once, for all
     app = partial(_worker_app, options, listener.getsockname()[:2])
     config = make_config(app, workers=options.workers, factory=True, timeout_worker_healthcheck=_LOADING_S)
+    listen(listener)
     supervisor = _Supervisor(config, [listener])
     supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):

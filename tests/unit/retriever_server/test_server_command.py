@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ import httpx
 import pytest
 
 from retriever_server.__main__ import main
+from retriever_server.serving import bind
+from tests.recorded_server import Answer, Asked, recorded_server
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -72,6 +75,28 @@ def test_a_server_answers_says_where_and_ends_cleanly_on_sigterm(tmp_path: Path,
     assert process.returncode == 0
     assert [line for line in log.splitlines() if "ready" in line] == [log.splitlines()[-1]]
     assert f"ready: bm25 at {url}/retrieve" in log
+    assert "Traceback" not in log
+
+
+def test_a_search_that_hangs_does_not_keep_the_server_from_ending_on_sigterm(tmp_path: Path) -> None:
+    hanging, release = threading.Event(), threading.Event()
+
+    def respond(asked: Asked) -> Answer:
+        if asked.path != "/info" and asked.json["queries"] == ["hangs"]:
+            hanging.set()
+            release.wait(30)
+        return Answer({"result": [[]]})
+
+    with recorded_server(respond) as engine:
+        arguments = ("--retriever", "remote", "--url", engine.url, "--timeout-s", "0.3")
+        with server(tmp_path, *arguments) as (process, url):
+            assert httpx.post(f"{url}/retrieve", json={"queries": ["hangs"]}).status_code == 504
+            assert hanging.is_set()
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=15)
+        release.set()
+    assert process.returncode == 0
+    assert "a call still runs and is left alone" in log
     assert "Traceback" not in log
 
 
@@ -156,9 +181,33 @@ def test_a_port_in_use_is_told_in_a_sentence(
     assert message.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
+def test_of_two_servers_started_together_on_one_port_the_later_one_is_refused(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with bind("127.0.0.1", 0) as first:
+
+        def first_one_is_ready(asked: Asked) -> Answer:
+            first.listen()
+            return Answer({})
+
+        port = str(first.getsockname()[1])
+        with recorded_server(first_one_is_ready) as engine:  # asked while the second one loads
+            message = refusal(capsys, caplog, ["--retriever", "remote", "--url", engine.url, "--port", port])
+    assert message.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+def test_a_launch_from_another_folder_takes_relative_paths_from_there(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("no json\n")
+    command = [str(ROOT / "retrieval_launch.sh"), "--corpus", "mine.jsonl", "--port", "0"]
+    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "mine.jsonl line 1 is not JSON" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments, cause",
     [
+        (["--port-file", "/nowhere/port", "--retriever", "noise"], "--port-file /nowhere/port cannot be written"),
         (["--corpus", "/nowhere/corpus.jsonl"], "the corpus /nowhere/corpus.jsonl does not exist"),
         ([], "--corpus is missing"),
         (["--retriever", "noise", "--noise", "random"], "--corpus is missing"),
