@@ -104,6 +104,18 @@ def drip(server: FakeServer, handler: BaseHTTPRequestHandler, request: dict[str,
         time.sleep(0.02)
 
 
+def drip_headers(server: FakeServer, handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+    """An empty answer that takes two seconds."""
+    handler.send_response(200)
+    for number in range(100):
+        handler.send_header(f"x-{number}", "")
+        handler.flush_headers()
+        handler.wfile.flush()
+        time.sleep(0.02)
+    handler.send_header("content-length", "0")
+    handler.end_headers()
+
+
 @contextmanager
 def fake_server(*script: Respond) -> Iterator[FakeServer]:
     with serving(FakeServer(*script)) as server:

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 from tenacity import AsyncRetrying
 
-from search_r1.environments.retriever_client import RetrieverClient, encode_request
+from search_r1.environments.retriever_client import RetrieverClient, Turns, encode_request, timeout
+from search_r1.errors import RetrieverError
 from search_r1.types import Passage
 
 _Key = tuple[str, int]
@@ -80,7 +81,8 @@ class GatheringRetrieverClient(RetrieverClient):
                 self._forget(state, wanted)
 
     async def aclose(self) -> None:
-        """Cancel what is under way and close the connections of the event loop."""
+        """Cancel what is under way, with a `RetrieverError` where it was asked for, and close the event loop's
+        connections."""
         state, self._state = self._state, None
         if state is None:
             return
@@ -89,6 +91,9 @@ class GatheringRetrieverClient(RetrieverClient):
         for task in state.tasks:
             task.cancel()
         await asyncio.gather(*state.tasks, return_exceptions=True)
+        for wanted in state.wanted.values():
+            if not wanted.passages.done():
+                wanted.passages.set_exception(RetrieverError("the retriever client was closed before an answer came"))
         await state.http.aclose()
 
     def _loop_state(self) -> _LoopState:
@@ -148,19 +153,18 @@ class GatheringRetrieverClient(RetrieverClient):
         urls = self._order()
         async with state.requests:
             with self._counting(urls, len(queries)):
-                async for attempt in AsyncRetrying(sleep=self._asleep, **self._retry_policy(urls)):
+                turns = Turns(urls)
+                async for attempt in AsyncRetrying(sleep=self._asleep, **self._retry_policy(turns)):
                     with attempt:
-                        url = urls[(attempt.retry_state.attempt_number - 1) % len(urls)]
-                        lists = await self._exchange(state.http, url, body, len(queries))
+                        lists = await self._exchange(state.http, turns.url, body, len(queries))
         return [passages[:top_k] for passages in lists]
 
     async def _exchange(self, http: httpx.AsyncClient, url: str, body: bytes, num_queries: int) -> list[list[Passage]]:
         """One attempt, with one deadline for the whole exchange."""
-        timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, 5.0))
         with self._attempting(url):
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    response = await http.post(url, content=body, timeout=timeout)
+                    response = await http.post(url, content=body, timeout=timeout(self._timeout_s))
             except TimeoutError:
                 raise httpx.ReadTimeout(f"no complete answer within {self._timeout_s:g} s") from None
-        return self._read(url, response.status_code, response.headers, response.content, num_queries)
+        return self._read(url, response, num_queries)

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
+from search_r1.environments.deadline_transport import DeadlineTransport
 from search_r1.errors import ConfigError, RetrieverError
 from search_r1.redaction import shown
 from search_r1.types import Passage
@@ -85,7 +86,8 @@ class RetrieverClient:
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None),
             "trust_env": False,
         }
-        self._http = httpx.Client(**self._http_settings)
+        connections = {name: self._http_settings[name] for name in ("limits", "trust_env")}
+        self._http = httpx.Client(**self._http_settings, transport=DeadlineTransport(**connections))
         self._in_flight = threading.BoundedSemaphore(max_connections)
         self._senders = ThreadPoolExecutor(max_connections, thread_name_prefix="retriever-client")
         self._lock = threading.Lock()
@@ -142,18 +144,18 @@ class RetrieverClient:
         body = encode_request(queries, top_k)
         urls = self._order()
         with self._counting(urls, len(queries)):
-            for attempt in Retrying(sleep=self._sleep, **self._retry_policy(urls)):
+            turns = Turns(urls)
+            for attempt in Retrying(sleep=self._sleep, **self._retry_policy(turns)):
                 with attempt:
-                    url = urls[(attempt.retry_state.attempt_number - 1) % len(urls)]
-                    lists = self._send(url, body, len(queries), self._timeout_s)
+                    lists = self._send(turns.url, body, len(queries), self._timeout_s)
         return [passages[:top_k] for passages in lists]
 
-    def _retry_policy(self, urls: Sequence[str]) -> dict[str, Any]:
+    def _retry_policy(self, turns: Turns) -> dict[str, Any]:
         """Settings of tenacity: which failures are tried again, how often, and after which pause."""
         return {
             "stop": stop_after_attempt(self._max_retries + 1),
             "retry": retry_if_exception_type(_TransientError),
-            "wait": lambda state: _pause_s(state, len(urls)),
+            "wait": turns,
             "before_sleep": lambda state: self._count("retries", 1),
             "reraise": True,
         }
@@ -179,9 +181,9 @@ class RetrieverClient:
 
     def _send(self, url: str, body: bytes, num_queries: int, timeout_s: float) -> list[list[Passage]]:
         """One attempt."""
-        with self._attempting(url):
-            status, headers, answer = self._post(url, body, timeout_s)
-        return self._read(url, status, headers, answer, num_queries)
+        with self._attempting(url), self._in_flight:
+            response = self._http.post(url, content=body, timeout=timeout(timeout_s))
+        return self._read(url, response, num_queries)
 
     @contextmanager
     def _attempting(self, url: str) -> Iterator[None]:
@@ -195,15 +197,14 @@ class RetrieverClient:
         except httpx.RequestError as error:
             raise RetrieverError(f"the retriever at {shown(url)} sent an unreadable answer: {error}") from error
 
-    def _read(
-        self, url: str, status: int, headers: httpx.Headers, answer: bytes, num_queries: int
-    ) -> list[list[Passage]]:
+    def _read(self, url: str, response: httpx.Response, num_queries: int) -> list[list[Passage]]:
         """The passages of an answer that arrived."""
+        status, answer = response.status_code, response.content
         self._cool(url, status in TRANSIENT_STATUSES)
         if status != 200:
             cause = f"HTTP {status}: {shown(answer.decode(errors='replace'))[:_MAX_CAUSE_CHARS]}"
             if status in TRANSIENT_STATUSES:
-                raise _TransientError(cause, _retry_after_s(headers.get("retry-after")))
+                raise _TransientError(cause, _retry_after_s(response.headers.get("retry-after")))
             raise RetrieverError(f"the retriever at {shown(url)} refused the request: {cause}")
         try:
             return parse_answer(answer, num_queries)
@@ -211,19 +212,6 @@ class RetrieverClient:
             raise RetrieverError(
                 f"the retriever at {shown(url)} answered with something else than passages: {shown(str(error))}"
             ) from error
-
-    def _post(self, url: str, body: bytes, timeout_s: float) -> tuple[int, httpx.Headers, bytes]:
-        """The timeout holds for the whole exchange, also for a server that answers byte by byte."""
-        answer = bytearray()
-        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0))
-        with self._in_flight:
-            deadline = time.monotonic() + timeout_s
-            with self._http.stream("POST", url, content=body, timeout=timeout) as response:
-                for part in response.iter_bytes():
-                    answer += part
-                    if time.monotonic() > deadline:
-                        raise httpx.ReadTimeout(f"no complete answer within {timeout_s:g} s")
-                return response.status_code, response.headers, bytes(answer)
 
     def _order(self) -> list[str]:
         """The URLs as one request tries them: the next one in turn first, those that failed lately last."""
@@ -347,15 +335,32 @@ def encode_request(queries: Sequence[str], top_k: int) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", errors="replace")
 
 
-def _pause_s(state: RetryCallState, num_urls: int) -> float:
-    """Seconds before the next attempt: none while there is a server not yet tried, else exponential with full jitter,
-    and no less than the server asked for."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    if state.attempt_number < num_urls:
-        return 0.0
-    longest = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0 ** (state.attempt_number - num_urls))
-    asked = error.retry_after_s if isinstance(error, _TransientError) else 0.0
-    return max(random.uniform(0, longest), min(asked, MAX_PAUSE_S))
+class Turns:
+    """Which URL each attempt of one request goes to, and the pause before it.
+
+    They take turns, but one that asked to be left alone longer than others waits. Pauses grow exponentially with full
+    jitter once all were tried, and last no less than the next URL asked for, of which earlier pauses count.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.url = urls[0]
+        self._asked_s = dict.fromkeys(urls, 0.0)  # the longest not tried first
+
+    def __call__(self, state: RetryCallState) -> float:
+        """Seconds until the next attempt, for which `url` is set."""
+        error = state.outcome.exception() if state.outcome is not None else None
+        del self._asked_s[self.url]
+        self._asked_s[self.url] = min(error.retry_after_s, MAX_PAUSE_S) if isinstance(error, _TransientError) else 0.0
+        self.url = min(self._asked_s, key=self._asked_s.__getitem__)
+        more = state.attempt_number - len(self._asked_s)
+        longest_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**more) if more >= 0 else 0.0
+        pause_s = max(random.uniform(0, longest_s), self._asked_s[self.url])
+        self._asked_s = {url: max(0.0, asked_s - pause_s) for url, asked_s in self._asked_s.items()}
+        return pause_s
+
+
+def timeout(timeout_s: float) -> httpx.Timeout:
+    return httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0))
 
 
 def _retry_after_s(header: str | None) -> float:

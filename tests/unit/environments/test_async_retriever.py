@@ -19,6 +19,7 @@ from tests.scripted_server import (
     Respond,
     cut_short,
     drip,
+    drip_headers,
     echo,
     fake_server,
     hang_up,
@@ -28,6 +29,7 @@ from tests.scripted_server import (
 )
 
 T = TypeVar("T")
+BROKEN = (hang_up, cut_short, say_nothing, drip, drip_headers)
 
 
 async def without_pause(seconds: float) -> None:
@@ -107,7 +109,7 @@ def test_different_numbers_of_passages_are_different_requests() -> None:
     assert sorted(body["topk"] for body in server.received) == [1, 2]
 
 
-@pytest.mark.parametrize("failure", [hang_up, cut_short, say_nothing, drip], ids=lambda respond: respond.__name__)
+@pytest.mark.parametrize("failure", BROKEN, ids=lambda respond: respond.__name__)
 def test_a_broken_exchange_is_tried_again_within_its_deadline(failure: Respond) -> None:
     with fake_server(failure, failure, echo) as server:
         found = run(lambda client: search_all(client, ["a", "b"]), server.url, timeout_s=0.15)
@@ -156,6 +158,22 @@ def test_one_impatient_caller_does_not_cancel_the_others_but_the_last_one_does()
 
     with fake_server(say_nothing) as server:
         assert run(use, server.url, gather_s=0.0) == 2
+
+
+@pytest.mark.parametrize("gather_s", [0.0, 3600.0], ids=["on the wire", "still gathered"])
+def test_closing_ends_every_search_that_still_waits_with_an_error(gather_s: float) -> None:
+    async def use(client: GatheringRetrieverClient) -> list[object]:
+        waiting = [asyncio.create_task(client.asearch(query, 1)) for query in ("a", "a", "b")]
+        while not gather_s and not server.received:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
+        await client.aclose()
+        return list(await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5))
+
+    with fake_server(say_nothing) as server:
+        outcomes = run(use, server.url, gather_s=gather_s)
+    assert [str(outcome) for outcome in outcomes] == ["the retriever client was closed before an answer came"] * 3
+    assert all(isinstance(outcome, RetrieverError) for outcome in outcomes)
 
 
 def test_the_environment_answers_single_actions_as_it_does_a_batch() -> None:

@@ -27,6 +27,7 @@ from tests.scripted_server import (
     Respond,
     cut_short,
     drip,
+    drip_headers,
     echo,
     fake_server,
     hang_up,
@@ -35,6 +36,8 @@ from tests.scripted_server import (
     say_nothing,
     unused_url,
 )
+
+BROKEN = (hang_up, cut_short, say_nothing, drip, drip_headers)
 
 
 class Pauses(list[float]):
@@ -104,7 +107,7 @@ def test_chunks_are_in_flight_together_but_no_more_than_allowed() -> None:
     assert most == 2
 
 
-@pytest.mark.parametrize("failure", [hang_up, cut_short, say_nothing, drip], ids=lambda respond: respond.__name__)
+@pytest.mark.parametrize("failure", BROKEN, ids=lambda respond: respond.__name__)
 def test_a_broken_exchange_is_tried_again(failure: Respond) -> None:
     pauses = Pauses()
     with fake_server(failure, failure, echo) as server:
@@ -172,6 +175,21 @@ def test_retry_after_is_honoured() -> None:
         client_of(server.url, pauses=pauses).search(["a"], 1)
     assert pauses[0] == 17.0
     assert pauses[1] <= 1.0
+
+
+def test_each_of_several_servers_is_left_alone_as_long_as_it_asked() -> None:
+    clock, asked = Pauses(), list[tuple[str, float]]()
+
+    def busy(name: str, retry_after: str) -> Respond:
+        def respond(server: FakeServer, handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+            asked.append((name, sum(clock)))
+            reply(503, {}, retry_after=retry_after)(server, handler, request)
+
+        return respond
+
+    with fake_server(busy("a", "30")) as a, fake_server(busy("b", "20")) as b, pytest.raises(RetrieverError):
+        client_of(a.url, b.url, pauses=clock, max_retries=4).search(["x"], 1)
+    assert asked == [("a", 0.0), ("b", 0.0), ("b", 20.0), ("a", 30.0), ("b", 40.0)]
 
 
 def test_retry_after_of_an_hour_does_not_stop_the_run_for_an_hour() -> None:
