@@ -283,8 +283,6 @@ def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], st
     from search_r1.engines.weights import edited
 
     local = build_worker_roles(config, *steps)
-    engine = local.get("engine") or build_vllm_engine(config)
-    stack.callback(engine.close)
     policy = local["policy"]
 
     def sync_weights(edit: str = "") -> dict[str, float]:
@@ -295,6 +293,10 @@ def build_local_roles(config: Config, tokenizer: Any, steps: tuple[int, int], st
         for name in local.keys() - {"engine"}:
             local[name].offload()
 
+    if config.policy.offload_while_generating:
+        offload()  # vLLM starts only where its whole share of the GPU is free
+    engine = local.get("engine") or build_vllm_engine(config)
+    stack.callback(engine.close)
     trainer = Trained(policy, partial(score_roles, local), offload, local.get("reference"), local.get("critic"))
     return _roles(config, tokenizer, engine, trainer, sync_weights, stack)
 
@@ -311,6 +313,8 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
     group = WorkerGroup(config.cluster, partial(build_worker_roles, config, *steps))
     stack.callback(group.close)
     group.check_shared(run_path)
+    if config.policy.offload_while_generating:
+        group.offload()  # vLLM starts only where its whole share of the GPU is free
     if config.engine.name == "hf":
         engine: RolloutEngine = remote.WorkerEngines(group)
         sync: Any = remote.LocalEngineSync(group)
@@ -373,6 +377,7 @@ def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: 
     if config.rollout.max_staleness == 0:  # else requests in flight would be computed anew
         turns["forget"] = engine.forget
     life_cycle = LifeCycle(**turns)
+    life_cycle.rest()
     return Roles(
         policy=trained.policy,
         score=trained.score,

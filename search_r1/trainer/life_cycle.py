@@ -17,8 +17,9 @@ def _stay(*_: object) -> None:
 class LifeCycle:
     """Who holds device memory when. By default everybody stays.
 
-    The trainer comes back by itself as soon as one of its methods needs it. The engine is woken for its weights before
-    a sync, and for the rest, once the trainer has left, before it samples.
+    The trainer comes back by itself as soon as one of its methods needs it: `rest` must have been called since the
+    engine sampled. The engine is woken for its weights before a sync, and for the rest, once the trainer has left,
+    before it samples.
     """
 
     def __init__(
@@ -51,9 +52,14 @@ class LifeCycle:
         self._give_turn_to_engine()
         self._forget()
         yield
-        self._sleep()
-        self._is_asleep = True
-        self._lacks_weights = self._resend is not None
+        self.rest()
+
+    def rest(self) -> None:
+        """Before the trainer works: the engine sleeps, unless it does already."""
+        if not self._is_asleep:
+            self._sleep()
+            self._is_asleep = True
+            self._lacks_weights = self._resend is not None
 
     def sampling(self, work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         """`work`, with the engine ready to sample."""
@@ -64,12 +70,21 @@ class LifeCycle:
 
         return run
 
+    def training(self, work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        """`work` of the trainer, with the engine asleep."""
+
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            self.rest()
+            return work(*args, **kwargs)
+
+        return run
+
     def awake(self, sync: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         """`sync`, with the engine ready to take weights."""
 
         def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-            if self._is_asleep:
-                self._wake_up(True)
+            self.rest()
+            self._wake_up(True)
             answer = sync(*args, **kwargs)
             self._lacks_weights = False
             return answer

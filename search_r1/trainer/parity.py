@@ -239,8 +239,8 @@ def build_parity(
 
     return Parity(
         ProbedEngine(life_cycle.sampling(score_each), engine.forget),
-        lambda batch: score(batch, ["policy"])["policy"],
-        lambda batch: score(batch, ["recast_policy"])["recast_policy"],
+        life_cycle.training(lambda batch: score(batch, ["policy"])["policy"]),
+        life_cycle.training(lambda batch: score(batch, ["recast_policy"])["recast_policy"]),
         life_cycle.awake(sync),
         recode,
         SamplingConfig(1, config.rollout.temperature, config.rollout.top_p),

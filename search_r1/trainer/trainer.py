@@ -122,6 +122,7 @@ class Trainer:
         self._log(metrics, step)
         self.health(metrics, step)
         if last or _due(step, self.config.trainer.save_every_steps):
+            self.roles.life_cycle.rest()
             self.checkpoints.save(step, self.roles, self._state(), self.save_tokenizer)
         return self._validate(step) if last or _due(step, self.config.validation.every_steps) else None
 
