@@ -37,12 +37,13 @@ class LocalSender:
 class ObjectStoreSender:
     """Through Ray's object store, to engines on any node. Rank 0 sends; the others help to gather the weights."""
 
-    def __init__(self, policy: Any, rank: int) -> None:
+    def __init__(self, policy: Any, rank: int, dtype: torch.dtype) -> None:
         self._policy = policy
         self._rank = rank
+        self._dtype = dtype
 
     def send(self, engines: Sequence[Any], edit: str = "") -> None:
-        buckets = _buckets(edited(self._policy.weights(), edit))
+        buckets = _buckets(edited(self._policy.weights(), edit), self._dtype)
         if self._rank == 0:
             send_weights(buckets, engines)
         for _ in buckets:
@@ -139,7 +140,7 @@ def build_sender(
     if engine is not None:
         return LocalSender(policy, engine)
     if way == "shm":
-        return ObjectStoreSender(policy, rank)
+        return ObjectStoreSender(policy, rank, getattr(torch, dtype))
     from search_r1.engines.vllm_senders import DeviceStream
 
     names = WeightNames.of_checkpoint(config.model.path, config.model.trust_remote_code)
@@ -172,11 +173,12 @@ def survivors(calls: Mapping[Any, Any]) -> list[Any]:
     return alive
 
 
-def _buckets(weights: Weights) -> Iterator[Bucket]:
+def _buckets(weights: Weights, dtype: torch.dtype) -> Iterator[Bucket]:
     bucket: Bucket = []
     size = 0
-    for name, tensor in weights:
-        bucket.append((name, tensor.detach().cpu()))
+    for name, full in weights:
+        tensor = full.detach().to(dtype).cpu()
+        bucket.append((name, tensor))
         size += tensor.nbytes
         if size >= _BUCKET_BYTES:
             yield bucket
