@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,11 @@ def _raise_first_death(calls: Sequence[Any]) -> None:
             fetch(call, timeout_s=0)
 
 
-def start_engines(config: ClusterConfig, max_calls: int, places: EnginePlaces, factory: Any, count: int) -> list[Any]:
-    """`count` engine actors, each in a process of its own that takes `max_calls` completions at once. They may not be
-    ready yet."""
+def start_engines(
+    config: ClusterConfig, max_calls: int, places: EnginePlaces, factories: Iterator[Any], count: int
+) -> list[Any]:
+    """`count` engine actors, each in a process of its own that takes `max_calls` completions at once, made by the next
+    of `factories`. They may not be ready yet."""
 
     def start(place: Place) -> Any:
         return EngineWorker.options(  # type: ignore[attr-defined]
@@ -150,6 +152,6 @@ def start_engines(config: ClusterConfig, max_calls: int, places: EnginePlaces, f
             max_concurrency=2 * max_calls + _CONTROL_CALLS,  # routing may lean to one engine
             scheduling_strategy=place.strategy,
             runtime_env={"env_vars": worker_environment(config.cpus_per_worker)},
-        ).remote(factory, place.shared_gpus)
+        ).remote(next(factories), place.shared_gpus)
 
     return [places.take(start) for _ in range(count)]

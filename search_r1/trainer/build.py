@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,6 +132,12 @@ def build_vllm_engine(config: Config) -> RolloutEngine:
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
     )
+
+
+def engine_factories(config: Config) -> Iterator[Callable[[], RolloutEngine]]:
+    """One an engine, with a seed of its own: on a CPU vLLM draws an engine's requests from one stream."""
+    for seed in itertools.count(config.seed):
+        yield partial(build_vllm_engine, replace(config, seed=seed))
 
 
 def build_rollouts(config: Config, engine: RolloutEngine, tokenizer: Any) -> Rollouts:
@@ -321,8 +328,7 @@ def build_ray_roles(config: Config, tokenizer: Any, steps: tuple[int, int], stac
     else:
         places = placement.engine_places(config, group.homes)
         stack.callback(places.close)
-        factory = partial(build_vllm_engine, config)
-        start = partial(start_engines, config.cluster, config.engine.max_batch_size, places, factory)
+        start = partial(start_engines, config.cluster, config.engine.max_batch_size, places, engine_factories(config))
         engine = EnginePool(start, config.engine.num_engines, config.cluster.start_timeout_s, places.give_back)
         sync = remote.StreamingSync(group, engine)
         stack.callback(engine.close)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_pool(folder: Path, count: int) -> EnginePool:
     places = EnginePlaces([Place()] * count)
-    start = partial(start_engines, ClusterConfig(), 64, places, partial(PoolEngine, folder))
+    start = partial(start_engines, ClusterConfig(), 64, places, repeat(partial(PoolEngine, folder)))
     return EnginePool(start, count, give_back=places.give_back)
 
 
@@ -179,7 +180,7 @@ def test_without_any_engine_the_error_names_the_cause(tmp_path: Path) -> None:
     def start(count: int) -> list[object]:
         if list(tmp_path.glob("engine-*")):
             raise EngineError("no room for another one")
-        return start_engines(ClusterConfig(), 64, EnginePlaces([Place()]), partial(PoolEngine, tmp_path), count)
+        return start_engines(ClusterConfig(), 64, EnginePlaces([Place()]), repeat(partial(PoolEngine, tmp_path)), count)
 
     pool = EnginePool(start, 1)
     with pytest.raises(EngineLostError, match=r"no rollout engine is left: .*no room for another one"):
@@ -188,7 +189,7 @@ def test_without_any_engine_the_error_names_the_cause(tmp_path: Path) -> None:
 
 def test_engines_that_the_cluster_has_no_room_for_say_so(tmp_path: Path) -> None:
     start = partial(
-        start_engines, ClusterConfig(), 64, EnginePlaces([Place(gpus=2.0)] * 2), partial(PoolEngine, tmp_path)
+        start_engines, ClusterConfig(), 64, EnginePlaces([Place(gpus=2.0)] * 2), repeat(partial(PoolEngine, tmp_path))
     )
     with pytest.raises(ConfigError, match=r"2 rollout engines did not start.*engine\.tensor_parallel_size"):
         EnginePool(start, 2, start_timeout_s=1.0)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ def test_what_the_engine_of_a_node_that_left_was_sampling_is_sampled_elsewhere(
     homes = [Home(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
     config = Config(engine=EngineConfig(num_engines=2))
     places = engine_places(config, homes)
-    start = partial(start_engines, config.cluster, 64, places, partial(PoolEngine, tmp_path))
+    start = partial(start_engines, config.cluster, 64, places, repeat(partial(PoolEngine, tmp_path)))
     pool = EnginePool(start, 2, give_back=places.give_back)
     joined.wait_for("EngineWorker")
     contexts = [encode(f"{row} hold information") for row in range(8)]
@@ -154,7 +155,7 @@ def test_each_worker_gets_a_gpu_and_an_engine_shares_it_where_a_part_is_left(joi
     assert len({home.node_id for home in group.homes}) == 2
     assert [home.gpu_ids for home in group.homes] == [("0",), ("0",)]
     places = engine_places(Config(cluster=shared, engine=EngineConfig(num_engines=2)), group.homes)
-    engines = start_engines(shared, 1, places, partial(GpuEngine, tmp_path), 2)
+    engines = start_engines(shared, 1, places, repeat(partial(GpuEngine, tmp_path)), 2)
     assert ray.get([engine.call.remote("home") for engine in engines]) == [
         (home.node_id, home.gpu_ids[0]) for home in group.homes
     ]
