@@ -64,13 +64,21 @@ def new_array_file(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap[
     return array
 
 
-def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
-    """The manifest of a saved index, which must be of that kind."""
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What a saved index says of itself."""
     try:
         manifest = orjson.loads((folder / MANIFEST).read_bytes())
     except (OSError, orjson.JSONDecodeError):
-        raise StartError(f"{folder} is no index folder: it has no readable {MANIFEST}") from None
-    if not isinstance(manifest, dict) or manifest.get("retriever") != kind:
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise StartError(f"{folder} is no index folder: it has no readable {MANIFEST}")
+    return manifest
+
+
+def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
+    """The manifest of a saved index, which must be of that kind."""
+    manifest = manifest_of(folder)
+    if manifest.get("retriever") != kind:
         raise StartError(f"{folder} is no {kind} index: its {MANIFEST} says otherwise")
     return manifest
 
@@ -79,10 +87,14 @@ def corpus_of_index(folder: Path, manifest: dict[str, Any], path: Path) -> Corpu
     """The corpus that an index was built from, opened by the offsets that the index keeps.
 
     Raises:
-        StartError: `path` is another corpus.
+        StartError: `path` is another corpus, or the offsets are damaged.
     """
-    corpus = Corpus.reopen(path, np.load(folder / OFFSETS, mmap_mode="r"), complete=manifest["complete"])
-    if corpus.fingerprint != manifest["corpus"]:
+    try:
+        offsets = np.load(folder / OFFSETS, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise StartError(f"the index {folder} is damaged: {OFFSETS}: {error}; build it again") from None
+    corpus = Corpus.reopen(path, offsets, complete=manifest.get("complete") is True)
+    if corpus.fingerprint != manifest.get("corpus"):
         raise StartError(f"the index {folder} was built for another corpus than {path}")
     return corpus
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from retriever_server.encoder import same_shape_batches
+from retriever_server.encoder import device_named, same_shape_batches
 from retriever_server.errors import StartError
 
 _BATCH = 32
@@ -26,7 +26,7 @@ class CrossEncoder:
     """
 
     def __init__(self, model: str, device: str = "cpu") -> None:
-        self._device = torch.device(device)
+        self._device = device_named(device)
         disable_progress_bar()  # type: ignore[no-untyped-call]
         dtype = torch.float32 if self._device.type == "cpu" else torch.float16
         try:

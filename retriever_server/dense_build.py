@@ -15,7 +15,7 @@ from retriever_server import faiss_index
 from retriever_server.building import OFFSETS, Progress, begin, finish, new_array_file
 from retriever_server.corpus import Corpus
 from retriever_server.dense import FAISS_FILE
-from retriever_server.encoder import Encoder
+from retriever_server.encoder import Encoder, refuse_other_encoder
 from retriever_server.errors import StartError
 from retriever_server.vectors import Vectors
 
@@ -25,8 +25,6 @@ SHARD_ROWS = 50_000
 _SLICE = 2_048
 _TRAIN_ROWS = 500_000
 _SAMPLES = 32
-_SAME_VECTOR = 0.98
-"""Cosine from which on a stored vector counts as this encoder's; half precision costs under 0.001."""
 
 
 def build(
@@ -135,15 +133,8 @@ def _refuse_other_encoder(corpus: Corpus, encoder: Encoder, vectors_of: Any) -> 
     if stored is None:
         logger.warning("this FAISS index does not tell its vectors: the encoder is taken on trust")
         return
-    ours = encoder.encode_passages([text for row in rows.tolist() for text in corpus.texts(row, row + 1)])
-    lengths = np.linalg.norm(stored, axis=1) * np.linalg.norm(ours, axis=1)
-    cosine = float(np.median((stored * ours).sum(1) / np.maximum(lengths, 1e-30)))
-    if cosine < _SAME_VECTOR:
-        raise StartError(
-            f"the encoder {encoder.name} gives other vectors than the files hold (median cosine {cosine:.3f} over "
-            f"{len(rows)} passages): another model, prefix, pooling or passage length, or another corpus order"
-        )
-    logger.info("the encoder agrees with the files: median cosine %.5f over %d passages", cosine, len(rows))
+    texts = [text for row in rows.tolist() for text in corpus.texts(row, row + 1)]
+    refuse_other_encoder(encoder, texts, stored, "the files hold")
 
 
 def _finish(

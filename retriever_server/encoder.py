@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from retriever_server.errors import StartError
 
+logger = logging.getLogger(__name__)
+
 _CPU_BATCH, _CUDA_BATCH = 32, 64
+_SAME_ENCODER = 0.98
+"""Median cosine from which on stored vectors count as this encoder's; half precision costs under 0.001."""
+_SAME_PASSAGE = 0.9
+"""Cosine that no stored vector may fall below. A long passage that was cut elsewhere stays above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,16 @@ PROFILES = {
 }
 
 
+def device_named(name: str) -> torch.device:
+    """Raises StartError where there is no such device on this machine."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise StartError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
 class Encoder:
     """One model on one device; float32 on a CPU, float16 on a GPU.
 
@@ -51,7 +68,7 @@ class Encoder:
 
     def __init__(self, model: str, profile: Profile, device: str = "cpu") -> None:
         self.profile = profile
-        self._device = torch.device(device)
+        self._device = device_named(device)
         self._batch = _CPU_BATCH if self._device.type == "cpu" else _CUDA_BATCH
         dtype = torch.float32 if self._device.type == "cpu" else torch.float16
         disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -115,6 +132,28 @@ class Encoder:
             pooled = torch.nn.functional.normalize(pooled, dim=-1)
         found: NDArray[np.float32] = pooled[: len(token_ids)].cpu().numpy()
         return found
+
+
+def refuse_other_encoder(encoder: Encoder, texts: Sequence[str], stored: NDArray[np.float32], where: str) -> None:
+    """Compare stored vectors, one row a text, with what the encoder gives; `where` as in "the files hold".
+
+    Raises:
+        StartError: another encoder made them, or some of them belong to other texts.
+    """
+    if stored.shape[1] != encoder.dim:
+        raise StartError(
+            f"{where} vectors of {stored.shape[1]} numbers and the encoder {encoder.name} makes {encoder.dim}"
+        )
+    ours = encoder.encode_passages(texts)
+    lengths = np.linalg.norm(stored, axis=1) * np.linalg.norm(ours, axis=1)
+    cosines = (stored * ours).sum(1) / np.maximum(lengths, 1e-30)
+    facts = f"median cosine {np.median(cosines):.3f}, lowest {cosines.min():.3f}, over {len(texts)} passages"
+    if np.median(cosines) < _SAME_ENCODER or cosines.min() < _SAME_PASSAGE:
+        raise StartError(
+            f"the encoder {encoder.name} gives other vectors than {where} ({facts}): another model, prefix, pooling or "
+            "passage length, or another corpus order"
+        )
+    logger.info("the encoder gives the vectors that %s: %s", where, facts)
 
 
 def same_shape_batches(num_tokens: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, list[int]]]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from retriever_server.encoder import device_named
 from retriever_server.errors import StartError
 from retriever_server.vectors import Vectors
 
@@ -57,7 +58,7 @@ class TorchIndex:
         self._chunk = _CUDA_CHUNK if self._half else _CPU_CHUNK
         edges = [len(vectors) * part // len(devices) for part in range(len(devices) + 1)]
         self._shards = [
-            self._fill(torch.device(device), start, stop)
+            self._fill(device_named(device), start, stop)
             for device, start, stop in zip(devices, edges, edges[1:], strict=False)
         ]
 

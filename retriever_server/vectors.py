@@ -106,8 +106,11 @@ class Vectors:
         """Over .npy files of one dtype and width."""
         pieces, kinds = [], set()
         for path in paths:
-            array = np.load(path, mmap_mode="r")
-            kinds.add((array.dtype.name, array.shape[1]))
+            try:
+                array = np.load(path, mmap_mode="r")
+                kinds.add((array.dtype.name, array.shape[1]))
+            except (OSError, ValueError, EOFError, IndexError) as error:
+                raise StartError(f"the vectors {path} are damaged or no (rows, dim) array: {error}") from None
             pieces.append(Piece(path, array.offset, array.nbytes))
         if len(kinds) != 1:
             raise StartError(f"the vector files differ in type or width: {sorted(kinds)}")

@@ -153,6 +153,16 @@ def test_another_encoder_corpus_or_a_cut_index_is_refused(
     (tmp_path / "index" / "index.faiss").write_bytes((tmp_path / "index" / "index.faiss").read_bytes()[:-4])
     with pytest.raises(StartError, match="is missing or damaged"):
         dense.load(tmp_path / "index", corpus.path, model)
+    offsets = tmp_path / "index" / "offsets.npy"
+    offsets.write_bytes(offsets.read_bytes()[:-4])
+    with pytest.raises(StartError, match=r"is damaged: offsets.npy"):
+        dense.load(tmp_path / "index", corpus.path, model)
+    offsets.unlink()
+    with pytest.raises(StartError, match=r"is damaged: offsets.npy"):
+        dense.load(tmp_path / "index", corpus.path, model)
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "index" / "vectors-000000000000.npy").read_bytes()[:-4])
+    with pytest.raises(StartError, match=r"cut.npy are damaged"):
+        dense_build.import_vectors(corpus, tmp_path / "imported", encoder, [tmp_path / "cut.npy"])
 
 
 @pytest.mark.parametrize("convert", [False, True])
@@ -194,6 +204,10 @@ def test_vectors_of_another_pooling_or_corpus_order_are_not_imported(
     memmap.write_bytes(np.roll(vectors, 1, axis=0).tobytes())
     with pytest.raises(StartError, match="another corpus order"):
         dense_build.import_vectors(corpus, tmp_path / "b", encoder, [memmap])
+    for number, part in enumerate((vectors[:11], vectors[12:], vectors[11:12])):  # most rows stand where they should
+        (tmp_path / f"emb_{number}.memmap").write_bytes(part.tobytes())
+    with pytest.raises(StartError, match=r"median cosine 1.000, lowest 0\.[78].*another corpus order"):
+        dense_build.import_vectors(corpus, tmp_path / "d", encoder, sorted(tmp_path.glob("emb_*.memmap")))
     memmap.write_bytes(vectors[1:].tobytes())
     with pytest.raises(StartError, match="files hold"):
         dense_build.import_vectors(corpus, tmp_path / "c", encoder, [memmap])

@@ -186,6 +186,28 @@ def test_qdrant_finds_what_brute_force_finds_and_uploading_goes_on(tmp_path: Pat
     client.close()
 
 
+def test_a_qdrant_collection_of_another_corpus_or_encoder_is_neither_opened_nor_added_to(tmp_path: Path) -> None:
+    path, other_path = tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
+    rows = [json.dumps({"id": f"p{row}", "title": "T", "text": "rivers " * row}) + "\n" for row in range(1, 7)]
+    path.write_text("".join(rows[:4]))
+    other_path.write_text("".join([*rows[:3], rows[5], rows[4]]))
+    encoder, other, wide = (
+        Encoder(str(tiny_encoder_dir(tmp_path / name, **how)), PROFILES["minilm"])
+        for name, how in (("tiny", {}), ("other", {"seed": 1}), ("wide", {"hidden_size": 48}))
+    )
+    client = connect(str(tmp_path / "qdrant"))
+    upload(client, "wiki", Corpus.open(path), encoder)
+    with pytest.raises(StartError, match=r"point 3 of the Qdrant collection wiki is not row 3 of .*other.jsonl"):
+        upload(client, "wiki", Corpus.open(other_path), encoder)
+    for stranger, cause in ((other, "gives other vectors than the Qdrant collection wiki holds"), (wide, "makes 48")):
+        with pytest.raises(StartError, match=cause):
+            QdrantRetriever(client, "wiki", stranger)
+        with pytest.raises(StartError, match=cause):
+            upload(client, "wiki", Corpus.open(path), stranger)
+    assert client.count("wiki").count == 4
+    client.close()
+
+
 def test_a_qdrant_server_that_is_down_is_told() -> None:
     class Small:
         dim = 4
