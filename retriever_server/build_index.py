@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from retriever_server import loading
-from retriever_server.building import MANIFEST
+from retriever_server.building import MANIFEST, manifest_of
 from retriever_server.corpus import Corpus
 from retriever_server.errors import StartError
 from retriever_server.retriever import Retriever
@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="{" + ",".join(_COMMANDS) + "}")
     build = commands.add_parser("build", help="make an index of a corpus")
     build.add_argument("--factory", help='dense: FAISS factory string, e.g. "HNSW32" (default: exact search)')
-    build.add_argument("--workers", type=int, help="bm25: processes; lucene: threads (default: one a core)")
+    build.add_argument(
+        "--workers", type=loading.number(int, 1), help="bm25: processes; lucene: threads (default: one a core)"
+    )
     build.add_argument("--store-raw", action="store_true", help="lucene: keep the passages in the index too")
     take_in = commands.add_parser("import", help="make an index folder of what exists: its files stay where they are")
     take_in.add_argument(
@@ -73,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     take_in.add_argument("--convert", action="store_true", help="copy vectors into float16 shards, half of float32")
     for command in (build, take_in):
-        command.add_argument("--passage-tokens", type=int, help="dense: limit, where it is not the profile's")
+        command.add_argument("--passage-tokens", type=loading.number(int, 1), help="dense: if not the profile's")
         command.add_argument("--no-verify", action="store_true", help="skip the known-item queries at the end")
     inspect = commands.add_parser("inspect", help="print what an index folder says of itself, as JSON")
     inspect.add_argument("folder", type=Path)
@@ -148,7 +150,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    options.retriever = str(_manifest(options.folder)["retriever"])
+    options.retriever = str(_manifest(options.folder).get("retriever"))
     options.no_verify = False
     if options.corpus is None:
         raise StartError("--corpus is missing: the file the index was built from")
@@ -183,8 +185,7 @@ def known_items_found(retriever: Retriever, corpus: Corpus, samples: int = _SAMP
 
 def _manifest(folder: Path) -> dict[str, Any]:
     if (folder / MANIFEST).exists():
-        manifest: dict[str, Any] = orjson.loads((folder / MANIFEST).read_bytes())
-        return manifest
+        return manifest_of(folder)
     if any(folder.glob("segments_*")):
         from retriever_server.lucene import commit_fingerprint
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from retriever_server import loading
 from retriever_server.app import ServerSettings
 from retriever_server.errors import StartError
+from retriever_server.loading import number
 from retriever_server.schemas import Limits
 
 logger = logging.getLogger("retriever_server")
@@ -41,15 +42,20 @@ def make_parser() -> argparse.ArgumentParser:
     loading.add_options(parser)
     add = parser.add_argument_group("service").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
-    add("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
+    add("--port", type=number(int, 0, 65_535), default=8000, help="0 takes a free one (default: 8000)")
     add("--port-file", type=Path, help="write the port there once the server is ready")
-    add("--topk", type=_positive, default=3, help="passages a query when a request names no topk (default: 3)")
-    add("--max-topk", type=_positive, default=1000, help="largest topk a request may ask for (default: 1000)")
-    add("--timeout-s", type=float, default=30.0, help="longest a request may take (default: 30)")
-    add("--max-batch", type=_positive, default=256, help="queries searched together (default: 256)")
-    add("--max-queued", type=_positive, default=20_000, help="waiting queries before 503 (default: 20000)")
-    add("--cache-mb", type=float, default=256, help="memory for remembered results, 0 for none (default: 256)")
-    add("--workers", type=_positive, default=1, help="processes that share a memory-mapped index (default: 1)")
+    add("--topk", type=number(int, 1), default=3, help="passages a query when a request names no topk (default: 3)")
+    add("--max-topk", type=number(int, 1), default=1000, help="largest topk a request may ask for (default: 1000)")
+    add("--timeout-s", type=number(float, 0.001), default=30.0, help="longest a request may take (default: 30)")
+    add("--max-batch", type=number(int, 1), default=256, help="queries searched together (default: 256)")
+    add("--max-queued", type=number(int, 1), default=20_000, help="waiting queries before 503 (default: 20000)")
+    add(
+        "--cache-mb",
+        type=number(float, 0),
+        default=256,
+        help="memory for known results, 0 for none (default: 256)",
+    )
+    add("--workers", type=number(int, 1), default=1, help="processes that share a memory-mapped index (default: 1)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 
@@ -86,17 +92,3 @@ def announce(address: tuple[str, int], options: argparse.Namespace) -> None:
         partial.write_text(f"{port}\n")
         partial.rename(options.port_file)
     logger.info("ready: %s at http://%s:%d/retrieve", options.retriever, f"[{host}]" if ":" in host else host, port)
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65_535:
-        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 65535")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0")
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from retriever_server.errors import StartError
@@ -22,24 +23,41 @@ _PARTS = {
 KINDS = ("bm25", "lucene", "dense", "hybrid", "remote", "opensearch", "qdrant", "web", "noise")
 
 
+def number(kind: type[int] | type[float], least: float, most: float = 1_000_000_000) -> Callable[[str], float]:
+    """A reader of an option's value that refuses what lies outside."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least:,} and {most:,}")
+        return value
+
+    read.__name__ = kind.__name__  # argparse calls it by that
+    return read
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--retriever", choices=KINDS, default="bm25")
     add("--corpus", type=Path, help="JSON lines, one passage a line; plain or .gz")
     add("--index", type=Path, help="folder of the index (bm25: built there when it does not exist)")
-    add("--k1", type=float, help="bm25, lucene (default: 0.9, or what --index was built with)")
-    add("--b", type=float, help="bm25, lucene (default: 0.4, or what --index was built with)")
+    add("--k1", type=number(float, 0), help="bm25, lucene (default: 0.9, or what --index was built with)")
+    add("--b", type=number(float, 0, 1), help="bm25, lucene (default: 0.4, or what --index was built with)")
     lucene = parser.add_argument_group("lucene").add_argument
     lucene("--anserini-jar", type=Path, help="Anserini's fat jar (default: $ANSERINI_JAR, or the pyserini package's)")
     lucene("--java-heap", default="2g", help="the Java process's memory (default: 2g)")
-    lucene("--java-threads", type=int, default=1, help="threads that search a batch (default: 1)")
+    lucene("--java-threads", type=number(int, 1), default=1, help="threads that search a batch (default: 1)")
     dense = parser.add_argument_group("dense, qdrant").add_argument
     dense("--encoder", help="folder or hub name of the model that encoded the passages")
     dense("--profile", choices=("e5", "bge", "contriever", "minilm"), help="qdrant: how the encoder wants its text")
     dense("--backend", choices=("auto", "torch", "faiss"), default="auto", help="auto: FAISS where the index names one")
     dense("--device", default="cpu", help="of the encoder and of exact search, e.g. cuda:0 or cuda:0,cuda:1")
     dense("--faiss-parameters", default="", help='e.g. "nprobe=64" or "efSearch=128"')
-    dense("--faiss-gpu", default="", help="GPUs to copy a FAISS index to, e.g. 0,1 (needs faiss-gpu)")
+    dense("--faiss-gpu", type=_numbers, default="", help="GPUs to copy a FAISS index to, e.g. 0,1 (needs faiss-gpu)")
     hybrid = parser.add_argument_group("hybrid").add_argument
     hybrid(
         "--parts",
@@ -48,17 +66,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="bm25=, lucene=, dense= an index folder, remote= a URL, opensearch=, qdrant= a collection at --url",
     )
     hybrid("--fusion", choices=("rrf", "weighted"), default="rrf", help="by rank or by score (default: rrf)")
-    hybrid("--weights", nargs=2, type=float, default=(1.0, 1.0), help="of the two parts (default: 1 1)")
+    hybrid("--weights", nargs=2, type=number(float, 0), default=(1.0, 1.0), help="of the two parts (default: 1 1)")
     remote = parser.add_argument_group("remote, opensearch, qdrant, web").add_argument
     remote("--url", help="of the engine behind; qdrant: a folder opens the local mode; web: another address")
     remote("--collection", help="opensearch: the index; qdrant: the collection")
     remote("--provider", choices=("google", "serpapi", "serper", "tavily"), default="serper", help="web")
     remote("--web-cache", type=Path, default=Path("web_cache.sqlite"), help="answers kept (default: web_cache.sqlite)")
-    remote("--requests-per-s", type=float, default=5.0, help="web (default: 5)")
-    remote("--requests-per-day", type=int, default=1000, help="web (default: 1000)")
+    remote("--requests-per-s", type=number(float, 0.001), default=5.0, help="web (default: 5)")
+    remote("--requests-per-day", type=number(int, 0), default=1000, help="web (default: 1000)")
     rerank = parser.add_argument_group("reranking, around any retriever").add_argument
     rerank("--rerank", metavar="MODEL", help="cross-encoder, folder or hub name; also answers POST /rerank")
-    rerank("--rerank-depth", type=int, default=50, help="passages it reads a query (default: 50)")
+    rerank("--rerank-depth", type=number(int, 1), default=50, help="passages it reads a query (default: 50)")
     noise = parser.add_argument_group("noise").add_argument
     noise("--noise", choices=("empty", "random", "shuffled"), default="empty", help="what comes (default: empty)")
     noise("--seed", type=int, default=0, help="(default: 0)")
@@ -115,7 +133,7 @@ def _load(options: argparse.Namespace, kind: str, index: Path | None) -> Retriev
         backend=options.backend,
         devices=_devices(options),
         parameters=options.faiss_parameters,
-        faiss_gpus=[int(number) for number in options.faiss_gpu.split(",") if number],
+        faiss_gpus=options.faiss_gpu,
     )
 
 

@@ -22,6 +22,7 @@ from retriever_server import loading
 from retriever_server.app import create_app
 from retriever_server.command import announce, clear_port_file, make_parser, settings_of
 from retriever_server.errors import StartError
+from retriever_server.loading import number
 
 logger = logging.getLogger("retriever_server")
 
@@ -32,9 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     parser.prog = "python -m retriever_server.serve_ray"
     group = parser.add_argument_group("ray")
-    group.add_argument("--replicas", type=int, default=1, help="at most one a node (default: 1)")
-    group.add_argument("--gpus", type=float, default=0, help="a replica (default: 0)")
-    group.add_argument("--cpus", type=float, default=1, help="a replica (default: 1)")
+    group.add_argument("--replicas", type=number(int, 1), default=1, help="at most one a node (default: 1)")
+    group.add_argument("--gpus", type=number(float, 0), default=0, help="a replica (default: 0)")
+    group.add_argument("--cpus", type=number(float, 0), default=1, help="a replica (default: 1)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     try:
@@ -48,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         logger.error("%s", error)
         return 2
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which sets a handler of its own
-        signal.signal(number, lambda *_: stop.set())
+    for signum in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which sets a handler of its own
+        signal.signal(signum, lambda *_: stop.set())
     announce((options.host, options.port), options)
     stop.wait()
     serve.shutdown()  # type: ignore[no-untyped-call]

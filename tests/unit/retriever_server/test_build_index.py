@@ -151,6 +151,8 @@ def test_an_index_of_shuffled_passages_fails_its_known_items(corpus: Path, tmp_p
         (["--retriever", "noise", "--corpus", "CORPUS", "--index", "new"], "there is no index to build for noise"),
         (["--corpus", "CORPUS", "--index", "FOLDER"], "exists already"),
         (["inspect", "FOLDER"], "is no index folder"),
+        (["inspect", "CUT"], "has no readable manifest.json"),
+        (["verify", "CUT", "--corpus", "CORPUS"], "has no readable manifest.json"),
         (["--corpus", "/nowhere", "--index", "new"], "the corpus /nowhere does not exist"),
         (["--retriever", "qdrant", "--corpus", "CORPUS"], "--corpus, --url and --collection are needed"),
     ],
@@ -158,7 +160,9 @@ def test_an_index_of_shuffled_passages_fails_its_known_items(corpus: Path, tmp_p
 def test_a_wrong_build_is_told_in_a_sentence(
     arguments: list[str], cause: str, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = {"CORPUS": str(corpus), "FOLDER": str(tmp_path)}
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "manifest.json").write_text('{"retriever": "bm25", ')
+    names = {"CORPUS": str(corpus), "FOLDER": str(tmp_path), "CUT": str(tmp_path / "cut")}
     assert main([names.get(argument, argument) for argument in arguments]) == 2
     assert cause in caplog.text
 
@@ -176,6 +180,8 @@ def test_a_wrong_build_is_told_in_a_sentence(
         (["remote", "--url", "http://127.0.0.1:9"], "gave no answer"),
         (["web"], "needs the environment variable SERPER_API_KEY"),
         (["noise", "--rerank", "/nowhere"], "the reranker /nowhere cannot be loaded"),
+        (["noise", "--rerank", "/nowhere", "--device", "gpu"], "--device gpu cannot be used here"),
+        (["noise", "--rerank", "/nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used here"),
     ],
 )
 def test_a_wrong_start_of_any_kind_is_told_in_a_sentence(

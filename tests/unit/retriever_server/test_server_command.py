@@ -236,7 +236,14 @@ def test_a_stale_port_file_does_not_survive_a_failed_start(tmp_path: Path, caplo
     assert not stale.exists()
 
 
-@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--topk", "0"], ["--retriever", "magic"], ["--colour"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--port", "70000"], ["--topk", "0"], ["--retriever", "magic"], ["--colour"], ["--k1", "-1"], ["--b", "2"],
+        ["--timeout-s", "0"], ["--timeout-s", "nan"], ["--requests-per-s", "0"], ["--cache-mb", "-1"],
+        ["--faiss-gpu", "a"],
+    ],
+)  # fmt: skip
 def test_a_wrong_flag_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
