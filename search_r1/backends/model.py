@@ -28,6 +28,8 @@ transformers_logging.disable_progress_bar()
 
 _SCALED_LOGITS = ("logits_scaling", "logit_scale")
 """Config fields of models whose logits are not `hidden @ head.T`."""
+_VOCABULARY_UNIT = 64
+"""vLLM pads a vocabulary to a multiple of it."""
 
 
 def attention_implementation(config: ModelConfig, device: str) -> str:
@@ -189,14 +191,21 @@ def context_window(path: str, trust_remote_code: bool = False) -> int:
 def check_tensor_parallel(path: str, size: int, trust_remote_code: bool = False) -> None:
     """
     Raises:
-        ConfigError: the attention heads cannot be dealt to `size` GPUs.
+        ConfigError: vLLM cannot deal the model to `size` GPUs.
     """
-    heads = int(_auto_config(path, trust_remote_code).num_attention_heads)
-    if heads % size:
-        fitting = ", ".join(str(count) for count in range(1, min(heads, 16) + 1) if heads % count == 0)
+    config = _auto_config(path, trust_remote_code)
+    heads = int(config.num_attention_heads)
+    shared = int(getattr(config, "num_key_value_heads", None) or heads)
+    vocabulary = -(-int(config.vocab_size) // _VOCABULARY_UNIT) * _VOCABULARY_UNIT
+
+    def fits(size: int) -> bool:
+        return heads % size == vocabulary % size == 0 and 0 in (shared % size, size % shared)
+
+    if not fits(size):
+        fitting = ", ".join(str(count) for count in range(1, min(heads, 16) + 1) if fits(count))
         raise ConfigError(
-            f"engine.tensor_parallel_size={size} does not divide the {heads} attention heads of {path}: set it to one "
-            f"of {fitting}"
+            f"engine.tensor_parallel_size={size} does not divide what {path} has, {heads} attention heads over "
+            f"{shared} key/value heads and a vocabulary of {vocabulary:,} with padding: set it to one of {fitting}"
         )
 
 

@@ -94,7 +94,7 @@ class VLLMEngine:
             trust_remote_code: Run model code that comes with the checkpoint.
 
         Raises:
-            EngineError: the engine did not start; the message carries the cause.
+            EngineError: the engine did not start; the message carries the cause, or says that vLLM logged it above.
         """
         self._on_cpu = current_platform.is_cpu()
         self._read(model_path, trust_remote_code)
