@@ -32,7 +32,7 @@ def attach_lora(lm: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
     """Freeze the model and put adapters into its target layers, in place; they change nothing until trained.
 
     Raises:
-        ConfigError: a target that names no linear layer, or the output head.
+        ConfigError: no target, or one that names no linear layer, or the output head.
     """
     _check_targets(lm, config)
     from peft import inject_adapter_in_model
@@ -60,12 +60,14 @@ def _check_targets(lm: PreTrainedModel, config: LoraConfig) -> None:
         return
     head = lm.get_output_embeddings()
     linear = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    names = sorted({name.rsplit(".", 1)[-1] for name in linear})
+    names = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+    if not config.targets:
+        raise ConfigError(f"model.lora.targets=[] names no layer to adapt: name some of {names} (or all-linear)")
     for target in config.targets:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             raise ConfigError(
-                f"model.lora.targets: {target} names no linear layer of {type(lm).__name__}; there are "
-                f"{', '.join(names)} (or all-linear)"
+                f"model.lora.targets: {target} names no linear layer of {type(lm).__name__}; there are {names} (or "
+                "all-linear)"
             )
 
 

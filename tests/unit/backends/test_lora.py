@@ -163,7 +163,7 @@ def test_adapters_stand_where_they_were_asked_for(folders: Folders, targets: tup
     assert all(name.endswith(targets) for name in adapted)
 
 
-@pytest.mark.parametrize("targets", [("q_prj",), ("q_proj", "query"), ("lm_head",)])
+@pytest.mark.parametrize("targets", [(), ("q_prj",), ("q_proj", "query"), ("lm_head",)])
 def test_targets_that_match_nothing_are_named_beside_what_there_is(folders: Folders, targets: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"model.lora.targets.*down_proj, gate_proj, k_proj"):
         LocalPolicy(lora_config(folders[False], targets=targets), Replicated(), 1)
