@@ -1,11 +1,9 @@
-"""Synchronous HTTP whose exchanges end at a deadline, however slowly their bytes arrive."""
+"""Synchronous HTTP whose exchanges end at a deadline, however slowly the answer arrives."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from ssl import SSLContext
 from typing import Any
 
 import httpcore
@@ -13,61 +11,38 @@ import httpx
 
 
 class DeadlineTransport(httpx.HTTPTransport):
-    """Takes the read timeout of a request for the time of its whole exchange, from connecting to the last byte."""
+    """Takes the read timeout of a request for the time from its beginning to the last byte of its answer."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._exchange = threading.local()  # each takes place in one thread
         # httpx has no parameter for it.
-        self._pool._network_backend = _Backend(self._left_s)
+        self._pool._network_backend = _Timed(httpcore.SyncBackend(), self._exchange)  # type: ignore[assignment]
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self._exchange.timeout_s = request.extensions["timeout"]["read"]
-        self._exchange.deadline = time.monotonic() + self._exchange.timeout_s
+        self._exchange.deadline = time.monotonic() + request.extensions["timeout"]["read"]
         return super().handle_request(request)
 
-    def _left_s(self) -> float:
-        left = float(self._exchange.deadline - time.monotonic())
-        if left <= 0:
-            raise httpcore.ReadTimeout(f"no complete answer within {self._exchange.timeout_s:g} s")
-        return left
 
+class _Timed:
+    """A network backend, or a stream that it opened: each read is granted only what is left of the exchange."""
 
-class _Backend(httpcore.SyncBackend):
-    def __init__(self, left_s: Callable[[], float]) -> None:
-        self._left_s = left_s
+    def __init__(self, inner: Any, exchange: threading.local) -> None:
+        self._inner = inner
+        self._exchange = exchange
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.NetworkStream:
-        return _Stream(super().connect_tcp(host, port, timeout, local_address, socket_options), self._left_s)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
+    def connect_tcp(self, *args: Any, **options: Any) -> _Timed:
+        return _Timed(self._inner.connect_tcp(*args, **options), self._exchange)
 
-class _Stream(httpcore.NetworkStream):
-    """Grants each step only what is left of the exchange."""
-
-    def __init__(self, stream: httpcore.NetworkStream, left_s: Callable[[], float]) -> None:
-        self._stream = stream
-        self._left_s = left_s
+    def start_tls(self, *args: Any, **options: Any) -> _Timed:
+        return _Timed(self._inner.start_tls(*args, **options), self._exchange)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, self._left_s())
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, self._left_s())
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def start_tls(
-        self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, self._left_s()), self._left_s)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
+        left_s = self._exchange.deadline - time.monotonic()
+        if left_s <= 0:
+            raise httpcore.ReadTimeout("no complete answer in time")
+        data: bytes = self._inner.read(max_bytes, left_s)
+        return data
