@@ -62,26 +62,31 @@ class Chunker:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """Title and text of `"Title"\\ntext`: the first line without its quotes, then the rest."""
-    title, _, text = contents.partition("\n")
+    """Title and text of `"Title"\\ntext`: the first line without its quotes, then the rest. A single line is the text,
+    unless it stands in quotes."""
+    title, newline, text = contents.strip("\r\n").partition("\n")
     title = title.strip()
     if len(title) > 1 and title[0] == title[-1] == '"':
-        title = title[1:-1]
-    return title, text
+        return title[1:-1], text
+    return (title, text) if newline else ("", title)
 
 
 def parse_article(line: bytes, where: str) -> Article:
     """One JSON line: `{"id", "title", "text"}` or `{"id", "contents"}`. Raises `DataError` naming `where`."""
     try:
-        row: Any = json.loads(line)
-    except ValueError as error:
+        row: Any = json.loads(line.decode("utf-8-sig"))
+        if rb"\u" in line:  # perhaps half a surrogate pair, which has no encoding
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not JSON ({error})") from None
     if not isinstance(row, dict) or not (isinstance(row.get("contents"), str) or isinstance(row.get("text"), str)):
         raise DataError(f"{where} has neither contents nor title and text")
     title, text = row.get("title"), row.get("text")
     if isinstance(row.get("contents"), str):
-        title, text = split_contents(row["contents"])
-    return Article(str(title or "").strip(), str(text), str(row.get("id", "")))
+        first_line, text = split_contents(row["contents"])
+        title = first_line or title
+    article_id = "" if row.get("id") is None else str(row["id"])
+    return Article(" ".join(str(title or "").split("\n")).strip(), str(text), article_id)
 
 
 def read_articles(paths: Iterable[Path], progress: Progress) -> Iterator[Article]:

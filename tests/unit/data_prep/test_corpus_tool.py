@@ -10,6 +10,7 @@ import pytest
 
 from data_prep import corpus
 from data_prep.corpus import Article, Chunker
+from search_r1.environments.retriever_client import parse_document
 from tests.shared_data import json_lines, shared_data
 
 
@@ -53,6 +54,30 @@ def test_both_input_forms_give_quoted_titles_and_running_ids(tmp_path: Path, out
     ]
 
 
+def test_a_line_without_a_line_break_is_a_text_as_the_retriever_takes_it(tmp_path: Path) -> None:
+    lines = ["A passage about Oslo.", '"Only a title"', "Oslo\nA city.", '"Oslo"\nA town.', "\nNo title.\n"]
+    rows = [*({"contents": line} for line in lines), {"contents": "text alone", "title": "Oslo"}]
+    given = write(tmp_path / "a.jsonl", *rows)
+    out = tmp_path / "out.jsonl"
+    assert corpus.main([given, "--output", str(out)]) == 0
+    expected = [
+        '""\nA passage about Oslo.',
+        '"Oslo"\nA city.',
+        '"Oslo"\nA town.',
+        '""\nNo title.',
+        '"Oslo"\ntext alone',
+    ]
+    assert [row["contents"] for row in read(out)] == expected
+    taken = [parse_document(row).text for row in rows]
+    assert [parse_document(row).text for row in read(out)] == [text for text in taken if text]
+
+
+def test_a_title_of_two_lines_stays_a_title(tmp_path: Path) -> None:
+    given = write(tmp_path / "a.jsonl", {"id": "1", "title": "A\nB", "text": "three"})
+    assert corpus.main([given, "--output", str(tmp_path / "out.jsonl")]) == 0
+    assert read(tmp_path / "out.jsonl")[0]["contents"] == '"A B"\nthree'
+
+
 def test_a_corpus_of_passages_goes_through_unchanged(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     options = [str(shared_data("minibench/corpus.jsonl")), "--words", "0", "--keep-ids", "--output", str(out)]
@@ -70,6 +95,9 @@ def test_a_corpus_of_passages_goes_through_unchanged(tmp_path: Path) -> None:
     [
         ("{oops", [], "line 2 is not JSON"),
         ('{"text": "\udcff"}', [], "line 2 is not JSON"),
+        ('{"text": "\\ud800"}', [], "line 2 is not JSON"),
+        ("[" * 100_000, [], "line 2 is not JSON"),
+        ('{"id": null, "title": "T", "text": "y"}', ["--words", "0", "--keep-ids"], "id '' is empty or taken"),
         ('{"id": "1", "title": "only"}', [], "line 2 has neither contents nor title and text"),
         ('{"id": "1", "title": "T", "text": "again"}', ["--words", "0", "--keep-ids"], "id '1' is empty or taken"),
         ('{"id": "2", "title": "T", "text": "x"}', ["--keep-ids"], "--keep-ids needs --words 0"),
