@@ -99,11 +99,12 @@ def to_records(rows: Iterable[Row], name: str, form: str | None = None) -> Itera
     spec = FORMS[form]
     for number, row in enumerate(itertools.chain([first], iterator), start=1):
         try:
-            question, answers = row[spec.keys[0]], spec.answers(row)
-        except (KeyError, TypeError, AttributeError, ValueError, SyntaxError) as error:
+            native = next((str(row[key]) for key in spec.id_keys if row.get(key) not in (None, "")), "")
+            record = Record(str(row[spec.keys[0]] or "").strip(), _clean(spec.answers(row)), native)
+            "".join((record.question, *record.answers, native)).encode()  # halves of surrogate pairs have no encoding
+        except (KeyError, TypeError, AttributeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise DataError(f"{name}: row {number} is not of the form {form} ({error!r})") from None
-        native = next((str(row[key]) for key in spec.id_keys if row.get(key) not in (None, "")), "")
-        yield Record(str(question or "").strip(), _clean(answers), native)
+        yield record
 
 
 def detect_form(row: Row, name: str) -> str:
@@ -165,7 +166,7 @@ def _is_row(line: str) -> bool:
         return False
     try:
         return _WRAPPERS.isdisjoint(json.loads(line))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -174,14 +175,14 @@ def _json_lines(file: IO[str], path: Path) -> Iterator[Any]:
         if line.strip():
             try:
                 yield json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}: line {number} is not JSON ({error})") from None
 
 
 def _json_array(file: IO[str], path: Path) -> list[Any]:
     try:
         content = json.load(file)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: this is not JSON ({error})") from None
     if isinstance(content, dict):
         content = next((content[key] for key in _WRAPPERS if key in content), None)
@@ -192,6 +193,7 @@ def _json_array(file: IO[str], path: Path) -> list[Any]:
 
 def _table(path: Path) -> Iterator[Row]:
     """tsv or csv with a header that names a question column, else DPR's two columns without a header."""
+    csv.field_size_limit(1 << 30)  # a long list of answers is one field
     with _open(path) as file:
         delimiter = "\t" if "\t" in file.readline() else ","
         file.seek(0)

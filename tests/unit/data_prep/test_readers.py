@@ -114,6 +114,13 @@ def test_only_a_newline_ends_a_row(tmp_path: Path, separator: str, suffix: str) 
     assert list(read_records(path)) == [Record("who?", (answer,))] * 2
 
 
+def test_a_list_of_answers_may_be_long(tmp_path: Path) -> None:
+    answers = tuple(f"answer {number}" for number in range(20_000))
+    path = tmp_path / "q.tsv"
+    path.write_text(f"who?\t{list(answers)!r}\n")
+    assert list(read_records(path)) == [Record("who?", answers)]
+
+
 def test_musique_aliases_count_as_answers() -> None:
     raw = json.loads(shared_data("formats/musique.json").read_text(encoding="utf-8"))
     for row, record in zip(raw, read_records(shared_data("formats/musique.json")), strict=True):
@@ -150,6 +157,11 @@ def test_a_form_can_be_forced_and_a_row_that_does_not_fit_is_named(tmp_path: Pat
         ("q.jsonl", "[1, 2]\n", "row 1 is not a JSON object"),
         ("q.jsonl", '{"title": "x", "text": "y"}\n', "no known form has the columns title, text"),
         ("q.tsv", "who?\t['Ann']\nwhy?\n", "line 2 has 1 columns instead of 2"),
+        ("q.tsv", f"who?\t{'-' * 100_000}1\n", "row 1 is not of the form dpr"),
+        ("q.tsv", 'who?\t["\\ud800"]\n', "row 1 is not of the form dpr .*surrogates not allowed"),
+        ("q.jsonl", '{"question": "\\ud800?", "answer": "Ann"}\n', "row 1 .*surrogates not allowed"),
+        ("q.jsonl", '{"question": ' + "[" * 100_000, "line 1 is not JSON"),
+        ("q.json", '{"question": ' + "[" * 100_000, "this is not JSON"),
         ("q.tsv", "who?\t__import__('os')\n", "row 1 is not of the form dpr"),
         ("q.parquet", "garbage", "no readable parquet"),
         ("q.docx", "x", "question files end in"),
