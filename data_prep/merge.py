@@ -14,15 +14,18 @@ import pyarrow.parquet as pq
 
 from data_prep.cli import console, count_table, existing_file, exit_code, parser
 from data_prep.rows import RL_SCHEMA, write_parquet
+from search_r1.data.questions import golden_answers
 from search_r1.errors import DataError
 
 EXAMPLES = """\
   python -m data_prep.merge data/nq_train.parquet data/hotpot_train.parquet --output data/train.parquet --shuffle"""
 
+MERGED_SCHEMA = RL_SCHEMA.append(pa.field("tools", pa.list_(pa.string())))
+
 
 def read_rl_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of one file, cut down to the RL schema. What `extra_info` lacks of id and question is taken from columns
-    of these names, else None.
+    """Rows of one file, cut down to what training reads: the RL schema and `tools`, None where not given. What
+    `extra_info` lacks of id, question and split is taken from columns of these names, golden answers from theirs.
 
     Raises:
         DataError: not parquet, or columns missing or of another type.
@@ -32,17 +35,25 @@ def read_rl_rows(path: Path) -> list[dict[str, Any]]:
         missing = [name for name in RL_SCHEMA.names if name not in table.column_names]
         if missing:
             raise DataError(f"{path}: the columns {', '.join(missing)} are missing; write it with data_prep.qa")
-        rows = [_with_extra(row) for row in table.to_pylist()]
-        typed: list[dict[str, Any]] = pa.Table.from_pylist(rows, schema=RL_SCHEMA).to_pylist()
+        rows = [_completed(row) for row in table.to_pylist()]
+        typed: list[dict[str, Any]] = pa.Table.from_pylist(rows, schema=MERGED_SCHEMA).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"{path}: this is no parquet file of the RL schema ({error})") from None
     return typed
 
 
-def _with_extra(row: dict[str, Any]) -> dict[str, Any]:
-    extra = {"id": row.get("id"), "question": row.get("question"), "split": None, "index": None}
-    given = row["extra_info"] or {}
-    return {**row, "extra_info": extra | {key: value for key, value in given.items() if value is not None}}
+def _completed(row: dict[str, Any]) -> dict[str, Any]:
+    extra = {"id": row.get("id"), "question": row.get("question"), "split": row.get("split"), "index": None}
+    given = row["extra_info"] if isinstance(row["extra_info"], dict) else {}
+    reward = row["reward_model"] if isinstance(row["reward_model"], dict) else {"style": "rule"}
+    tools = row.get("tools")
+    answers = golden_answers(reward.get("ground_truth")) or golden_answers(row.get("golden_answers"))
+    return {
+        **row,
+        "reward_model": {**reward, "ground_truth": {"target": answers}},
+        "extra_info": extra | {key: value for key, value in given.items() if value is not None},
+        "tools": [tools] if isinstance(tools, str) else tools,
+    }
 
 
 def merge(paths: Sequence[Path], seed: int | None) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -76,7 +87,8 @@ def command(arguments: argparse.Namespace) -> None:
     rows, counts = merge(paths, arguments.seed if arguments.shuffle else None)
     if not rows:
         raise DataError("the files hold no rows, so nothing is written")
-    write_parquet(arguments.output, rows, RL_SCHEMA)
+    has_tools = any(row["tools"] is not None for row in rows)
+    write_parquet(arguments.output, rows, MERGED_SCHEMA if has_tools else RL_SCHEMA)
     console.print(count_table("merged", counts))
     console.print(f"wrote {arguments.output}")
 

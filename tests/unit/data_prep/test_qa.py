@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -195,6 +196,27 @@ def test_minibench_files_merge_under_their_own_ids(tmp_path: Path) -> None:
     assert {question.question_id: question for question in load_questions([str(out)])} == {
         question.question_id: question for question in load_questions(paths)
     }
+
+
+def test_a_merge_keeps_the_tools_of_rows_and_answers_that_stand_in_a_column(tmp_path: Path) -> None:
+    plain = make_file(tmp_path / "plain.parquet", "nq", "who?")
+    [row] = rows_of(Path(plain))
+    row |= {
+        "reward_model": {"style": "rule"},
+        "golden_answers": "Ann<|answer_split|>Bo",
+        "extra_info": "none",
+        "split": "dev",
+    }
+    foreign, out = tmp_path / "foreign.parquet", tmp_path / "out.parquet"
+    prompt = [{"role": "user", "content": "why?"}]
+    tools = [["search"], [], None]
+    rows = [{**row, "id": str(number), "prompt": prompt, "tools": names} for number, names in enumerate(tools)]
+    pq.write_table(pa.Table.from_pylist(rows), foreign)
+    assert merge.main([plain, str(foreign), "--output", str(out)]) == 0
+    first, *others = load_questions([str(out)])
+    assert (first.golden_answers, first.tools) == (("Ann",), None)
+    assert others == load_questions([str(foreign)])
+    assert [question.tools for question in others] == [("search",), (), None]
 
 
 def test_a_merge_with_a_foreign_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
