@@ -18,11 +18,15 @@ _BLAS_FROM_QUERIES = 20
 """From how many queries on Flat and the coarse quantizers multiply matrices. FAISS's own threshold is ten times as high
 and makes batches of 16 to 128 queries 4 to 9 times slower."""
 _RESCORE_BYTES = 256 << 20
+_ROUNDING = 1e-5
+"""Of the lengths' product: hits closer than this may come from FAISS in another order, or not at all."""
+_MOST_TIES = 10_000
+"""Beyond as many equal hits of one query, which of them come is left to FAISS."""
 
 
 class FaissIndex:
-    """Returns a few more hits than asked for from FAISS, scores them again one by one and sorts: what FAISS computes
-    differs in the last bits with the size of the batch, this does not.
+    """Takes a few more hits than asked for from FAISS, and more while the last are as good as those asked for, scores them
+    again one by one and sorts: what FAISS computes differs in the last bits with the batch, this does not.
 
     Args:
         parameters: FAISS's own names, e.g. "nprobe=64", "efSearch=128", "k_factor_rf=4".
@@ -98,10 +102,15 @@ class FaissIndex:
             else:
                 scores, rows = self._index.search(queries, count)
         results = []
-        for own_scores, own_rows in zip(scores, rows, strict=True):
+        for place, (own_scores, own_rows) in enumerate(zip(scores, rows, strict=True)):
             found = own_rows >= 0  # FAISS fills up with -1 where it found fewer
             own_scores, own_rows = own_scores[found], own_rows[found]
             order = np.lexsort((own_rows, -own_scores))[:top_k]
+            if self._rescores and found.all() and count < min(len(self), _MOST_TIES):
+                gap = own_scores[order[-1]] - own_scores.min()
+                if gap <= _ROUNDING * np.linalg.norm(queries[place]) * np.linalg.norm(vectors[place, -1]):
+                    results += self._search(queries[place : place + 1], min(4 * count, len(self)), top_k)
+                    continue
             results.append(list(zip(own_rows[order].tolist(), own_scores[order].tolist(), strict=True)))
         return results
 

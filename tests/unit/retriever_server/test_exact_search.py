@@ -103,6 +103,18 @@ def test_equal_vectors_come_in_row_order(tmp_path: Path, monkeypatch: pytest.Mon
         assert [row for row, _ in hits] == [450, 0, 1, 2, 3]
 
 
+def test_many_equal_vectors_come_in_row_order_whatever_else_is_in_the_batch(open_exact: Open, tmp_path: Path) -> None:
+    passages, queries = datasets("unit")
+    equal = np.sort(np.random.default_rng(1).choice(700, 200, replace=False))
+    passages[equal] = passages[17]
+    queries[5] = passages[17]
+    index = open_exact(passages, tmp_path)
+    for top_k in (1, 3, 10):
+        (alone,) = index.search(queries[5:6], top_k)
+        assert [row for row, _ in alone] == equal[:top_k].tolist()
+        assert index.search(queries, top_k)[5] == alone
+
+
 def test_a_querys_results_do_not_depend_on_the_batch_to_the_last_bit(open_exact: Open, tmp_path: Path) -> None:
     passages, queries = datasets("near ties")
     index = open_exact(passages, tmp_path)
