@@ -223,5 +223,11 @@ def _refuse_duplicates(path: Path, data: mmap.mmap, offsets: NDArray[np.uint64],
         rows = int(order[twin]), int(order[twin + 1])
         first, second = (str(orjson.loads(data[offsets[row] : offsets[row + 1]])["id"]) for row in rows)
         if first == second:
-            lines = [data[: offsets[row]].count(b"\n") + 1 for row in rows]
+            lines = [_line_number(data, int(offsets[row])) for row in rows]
             raise StartError(f"{path} lines {lines[0]} and {lines[1]} share the id {first!r}: ids must be unique")
+
+
+def _line_number(data: mmap.mmap, offset: int) -> int:
+    """Of the line that starts there, from 1; read in pieces, since a corpus may be larger than the memory."""
+    step = 1 << 20
+    return 1 + sum(data[start : min(start + step, offset)].count(b"\n") for start in range(0, offset, step))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,6 +93,17 @@ def test_two_lines_with_one_id_are_both_named(tmp_path: Path, twin: bytes) -> No
     other = b'{"id": "b", "contents": "x"}'
     with pytest.raises(StartError, match="lines 1 and 4 share the id 'a'"):
         Corpus.open(write(tmp_path, GOOD, b"", other, twin))
+
+
+def test_naming_a_repeated_id_takes_no_second_copy_of_the_corpus(tmp_path: Path) -> None:
+    lines = [b'{"id": "%d", "contents": "%b"}' % (number % 7999, b"x" * 1000) for number in range(8000)]
+    path = write(tmp_path, *lines)
+    tracemalloc.start()
+    with pytest.raises(StartError, match="lines 1 and 8000 share the id '0'"):
+        Corpus.open(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3_000_000
 
 
 def test_a_number_and_its_text_are_one_id(tmp_path: Path) -> None:
