@@ -25,8 +25,8 @@ _MOST_TIES = 10_000
 
 
 class FaissIndex:
-    """Takes a few more hits than asked for from FAISS, and more while the last are as good as those asked for, scores them
-    again one by one and sorts: what FAISS computes differs in the last bits with the batch, this does not.
+    """Takes a few more hits than asked for from FAISS, and more while the last are as good as those asked for; scores
+    them again one by one and sorts. What FAISS computes differs in the last bits with the batch, this does not.
 
     Args:
         parameters: FAISS's own names, e.g. "nprobe=64", "efSearch=128", "k_factor_rf=4".
