@@ -22,27 +22,29 @@ SHARED_MEMORY = "search_r1_shared_memory"
 
 _HEADS = ("lm_head.weight", "embed_tokens.weight")
 _FINAL_NORM = ".norm.weight"
+_NORM_EDITS = {"no_norm": 0.0, "no_offset_norm": -1.0}
 
 
 def edited(weights: Weights, edit: str = "") -> Weights:
     """Weights as they are, or changed so that every token becomes equally likely.
 
     Args:
-        edit: `no_norm` multiplies what the head sees by zero; `flat_head` makes all rows of the output head, and with
-            it of tied embeddings, the same. Whether an engine's log-probs follow tells which weights reach it.
+        edit: `no_norm` multiplies what the head sees by zero, and so does `no_offset_norm` where a norm multiplies by
+            one more than its weight, as Gemma's; `flat_head` makes all rows of the output head, and with it of tied
+            embeddings, the same. Whether an engine's log-probs follow tells which weights reach it.
 
     Raises:
         EngineError: at the end, when no weight has a name to be changed.
     """
     found = not edit
     for name, tensor in weights:
-        if edit == "no_norm" and name.endswith(_FINAL_NORM):
-            found, tensor = True, torch.zeros_like(tensor)
+        if edit in _NORM_EDITS and name.endswith(_FINAL_NORM):
+            found, tensor = True, torch.full_like(tensor, _NORM_EDITS[edit])
         elif edit == "flat_head" and name.endswith(_HEADS):
             found, tensor = True, tensor[:1].expand_as(tensor)
         yield name, tensor
     if not found:
-        raise EngineError(f"no weight is called ...{_FINAL_NORM if edit == 'no_norm' else ' or ...'.join(_HEADS)}")
+        raise EngineError(f"no weight is called ...{_FINAL_NORM if edit in _NORM_EDITS else ' or ...'.join(_HEADS)}")
 
 
 class WeightNames:

@@ -68,9 +68,12 @@ def test_a_policy_streams_its_weights_in_the_order_that_an_engine_was_told(
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("edit", ["no_norm", "flat_head"])
-def test_under_edited_weights_every_token_is_equally_likely(edit: str, tied: bool) -> None:
-    model = tiny_model(tied=tied)
+@pytest.mark.parametrize(
+    ("architecture", "edit"),
+    [("qwen2", "no_norm"), ("gemma", "no_offset_norm"), ("qwen2", "flat_head"), ("gemma", "flat_head")],
+)
+def test_under_edited_weights_every_token_is_equally_likely(architecture: str, edit: str, tied: bool) -> None:
+    model = tiny_model(architecture, tied=tied)
     plain = dict(model.named_parameters())
     weights = {name: tensor.detach().clone() for name, tensor in edited(plain.items(), edit)}
     assert sum(not torch.equal(plain[name], tensor) for name, tensor in weights.items()) in (1, 2)

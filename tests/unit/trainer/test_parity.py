@@ -111,8 +111,8 @@ FAULTS = {
 class Run:
     """A model that is trained, an engine with a copy of it, and trajectories that the engine sampled."""
 
-    def __init__(self, kind: type[HFEngine], tied: bool) -> None:
-        self.model = tiny_model(tied=tied)
+    def __init__(self, kind: type[HFEngine], tied: bool, architecture: str = "qwen2") -> None:
+        self.model = tiny_model(architecture, tied=tied)
         self.engine = kind(copy.deepcopy(self.model), TOKENIZER)
         self.others: list[HFEngine] = []
         self.sent: list[str] = []
@@ -182,6 +182,15 @@ def test_the_fault_of_an_engine_is_named_by_its_probe(fault: str, tied: bool) ->
     cause = fault.split(",")[0]
     with stopped(rf"step 3: after the weight sync, .* above engine.max_parity_error=0.001: {cause}: {CAUSES[cause]}"):
         run.check()
+
+
+@pytest.mark.parametrize("fault", ["stale weights", "stale head", "precision"])
+def test_a_fault_is_named_also_where_a_norm_adds_one_to_its_weight(fault: str) -> None:
+    run = Run(FAULTS[fault], tied=True, architecture="gemma")
+    run.learn()
+    run.sync()
+    with stopped(f"max_parity_error=1e-05: {fault}"):
+        run.check(max_error=1e-5)
 
 
 @both
