@@ -29,6 +29,7 @@ from search_r1.backends.residence import Residence
 from search_r1.backends.trainable import Trainable, mean_metrics
 from search_r1.config import Config, ModelConfig
 from search_r1.data.micro_batches import Layout, Share, make_shares, select_rows
+from search_r1.errors import ConfigError
 from search_r1.protocols import Metrics, Sharding, Weights
 from search_r1.types import RolloutBatch, TrainBatch
 
@@ -255,6 +256,15 @@ class RecastPolicy:
         self.autocast_dtype = torch.bfloat16 if dtype == "bfloat16" else None
 
     def log_probs(self, batch: RolloutBatch) -> Tensor:
+        """
+        Raises:
+            ConfigError: shards are gathered in bfloat16, so there is no float32 to compute in.
+        """
+        if self.autocast_dtype is None and self.policy.sharding.lowers_precision:
+            raise ConfigError(
+                "sharding.name=fsdp2 under model.dtype=bfloat16 cannot compute in float32, the engine's dtype, so what "
+                "rounding does is not known: set engine.dtype and model.dtype to the same"
+            )
         module = self.policy.module
         usual, module.autocast_dtype = module.autocast_dtype, self.autocast_dtype
         try:

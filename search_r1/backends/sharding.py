@@ -107,8 +107,6 @@ class FSDP2(_Collective):
     when it is split, and get their shards' contents from rank 0, tensor by tensor.
     """
 
-    lowers_precision = True
-
     def __init__(self, config: ShardingConfig, dtype: str = "float32", device: str = "cpu") -> None:
         if not dist.is_initialized():
             dist.init_process_group(_BACKENDS[device], store=dist.HashStore(), rank=0, world_size=1)
@@ -121,8 +119,9 @@ class FSDP2(_Collective):
             "mesh": mesh if config.replicas > 1 else mesh["shard"],
             "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda") if config.cpu_offload else OffloadPolicy(),
         }
+        self.lowers_precision = dtype == "bfloat16"
         self.precision = MixedPrecisionPolicy()
-        if dtype == "bfloat16":
+        if self.lowers_precision:
             self.precision = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
         self.reads_weights = self.rank == 0
 

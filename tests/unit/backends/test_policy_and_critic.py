@@ -9,9 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from search_r1.backends.critic import LocalCritic
-from search_r1.backends.policy import LocalPolicy, ReferencePolicy
+from search_r1.backends.policy import LocalPolicy, RecastPolicy, ReferencePolicy
 from search_r1.backends.sharding import Replicated
 from search_r1.data.micro_batches import make_shares, select_rows
+from search_r1.errors import ConfigError
 from search_r1.types import TrainBatch
 from tests.batches import random_batch, tiny_training_config, with_policy
 from tests.model_factory import ARCHITECTURES, tiny_model_dir
@@ -77,6 +78,17 @@ def test_log_probs_are_those_of_the_plain_model(tmp_path: Path, architecture: st
         mask = batch.loss_mask[row, 1:length]
         torch.testing.assert_close(scored[row, 1:length][mask], expected[mask], atol=2e-5, rtol=1e-5)
         assert scored[row][~batch.loss_mask[row]].abs().max() == 0
+
+
+def test_a_policy_whose_weights_lose_precision_cannot_tell_what_rounding_does(model_dir: str) -> None:
+    sharding = Replicated()
+    policy = LocalPolicy(tiny_training_config(model_dir), sharding, 1)
+    batch = random_batch().rollout
+    RecastPolicy(policy, "float32").log_probs(batch)
+    sharding.lowers_precision = True
+    RecastPolicy(policy, "bfloat16").log_probs(batch)
+    with pytest.raises(ConfigError, match=r"set engine\.dtype and model\.dtype to the same"):
+        RecastPolicy(policy, "float32").log_probs(batch)
 
 
 def test_value_of_a_token_is_read_before_it(model_dir: str) -> None:
