@@ -58,6 +58,7 @@ class _Collective:
         return get_optimizer_state_dict(model, optimizer, options=options)
 
     def load_full_optimizer_state(self, model: nn.Module, optimizer: Any, state: State) -> None:
+        optimizer.state.clear()
         if state:
             set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(full_state_dict=True))
 

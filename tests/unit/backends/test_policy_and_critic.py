@@ -196,13 +196,15 @@ def test_saved_and_loaded_critic_goes_on_exactly(model_dir: str, tmp_path: Path)
 
 def test_a_checkpoint_before_the_first_optimizer_step_changes_no_step(model_dir: str, tmp_path: Path) -> None:
     config = tiny_training_config(model_dir)
-    unsaved, saved, loaded = (LocalCritic(config, Replicated(), 10) for _ in range(3))
+    unsaved, saved, loaded, returned = (LocalCritic(config, Replicated(), 10) for _ in range(4))
     saved.save(str(tmp_path / "critic"))
-    loaded.load(str(tmp_path / "critic"))
-    for critic in (unsaved, saved, loaded):
+    returned.update(random_batch())
+    for critic in (loaded, returned):
+        critic.load(str(tmp_path / "critic"))
+    for critic in (unsaved, saved, loaded, returned):
         critic.update(random_batch())
     expected = unsaved.module.state_dict()
-    for critic in (saved, loaded):
+    for critic in (saved, loaded, returned):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in critic.module.state_dict().items())
 
 
