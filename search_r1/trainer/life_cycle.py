@@ -63,21 +63,11 @@ class LifeCycle:
 
     def sampling(self, work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         """`work`, with the engine ready to sample."""
-
-        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-            self._give_turn_to_engine()
-            return work(*args, **kwargs)
-
-        return run
+        return _preceded(self._give_turn_to_engine, work)
 
     def training(self, work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         """`work` of the trainer, with the engine asleep."""
-
-        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-            self.rest()
-            return work(*args, **kwargs)
-
-        return run
+        return _preceded(self.rest, work)
 
     def awake(self, sync: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         """`sync`, with the engine ready to take weights."""
@@ -98,3 +88,11 @@ class LifeCycle:
         if self._is_asleep:
             self._wake_up(False)
         self._is_asleep = False
+
+
+def _preceded(prepare: Callable[[], None], work: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        prepare()
+        return work(*args, **kwargs)
+
+    return run
