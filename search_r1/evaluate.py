@@ -16,6 +16,7 @@ from pathlib import Path
 from search_r1.compose import compose_config
 from search_r1.config import Config
 from search_r1.errors import ConfigError, SearchR1Error
+from search_r1.rollout.blocking import end_process
 from search_r1.trainer.validation import ValidationResult
 
 SHORT = {
@@ -27,7 +28,7 @@ SHORT = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 after one sentence about what is wrong."""
+    """Exit status 0, 2 after one sentence about what is wrong, or 130 when interrupted."""
     parser = argparse.ArgumentParser(
         prog="search_r1.evaluate",
         description=__doc__,
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SearchR1Error as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: nothing is written before the last question has ended\n")
+        return 130
     return 0
 
 
@@ -97,4 +101,4 @@ def evaluate(config: Config, output: Path | None = None) -> ValidationResult:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

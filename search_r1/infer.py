@@ -19,11 +19,12 @@ from search_r1.config import Config
 from search_r1.errors import ConfigError, SearchR1Error
 from search_r1.evaluate import SHORT, expand
 from search_r1.prompts import normalize_question, prompt_messages
+from search_r1.rollout.blocking import end_process
 from search_r1.types import Prompt, Question, Trajectory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 after one sentence about what is wrong."""
+    """Exit status 0, 2 after one sentence about what is wrong, or 130 when interrupted."""
     parser = argparse.ArgumentParser(
         prog="search_r1.infer",
         description=__doc__,
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SearchR1Error as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -82,4 +85,4 @@ def show(trajectory: Trajectory, console: Console) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -14,6 +14,7 @@ from search_r1.config import Config
 from search_r1.config_checks import check_training
 from search_r1.errors import SearchR1Error
 from search_r1.redaction import redact
+from search_r1.rollout.blocking import end_process
 
 logger = logging.getLogger(__name__)
 HELP = """Settings are key=value overrides of configs/base.yaml, where every key stands with a comment:
@@ -24,7 +25,7 @@ Search-R1's own names (actor_rollout_ref.actor.optim.lr=1e-6 …) are accepted t
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 after one sentence about what is wrong."""
+    """Exit status 0, 2 after one sentence about what is wrong, or 130 when interrupted."""
     parser = argparse.ArgumentParser(
         prog="search_r1.main", description=__doc__, epilog=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -88,4 +89,4 @@ def train(config: Config) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import queue
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Generic, NoReturn, TypeVar, cast
 
 from search_r1.protocols import AsyncEnvironment, AsyncRolloutEngine, Environment, RolloutEngine
 from search_r1.rollout.rolling_state import TurnRequest
@@ -35,7 +39,7 @@ def generate_turns(engine: RolloutEngine, requests: Sequence[TurnRequest]) -> li
 class BoundedCaller:
     """Runs blocking calls one after the other in a thread of its own, so that their caller can stop waiting.
 
-    A call that was given up goes on, and later ones wait for it; it does not keep the process alive.
+    A call that was given up goes on, and later ones wait for it. The process may end meanwhile, by `end_process`.
     """
 
     def __init__(self, name: str) -> None:
@@ -77,6 +81,15 @@ def _answer(call: Callable[[], object], outcome: Future[object]) -> None:
         outcome.set_result(call())
     except BaseException as error:  # noqa: BLE001  raised where it was asked for
         outcome.set_exception(error)
+
+
+def end_process(status: int) -> NoReturn:
+    """Run the exit handlers and end; the interpreter is not taken down, which aborts a thread that is inside torch."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    os._exit(status)
 
 
 class Gathered(Generic[Item, Answer]):

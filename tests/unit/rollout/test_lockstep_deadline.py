@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -101,3 +104,30 @@ def test_a_bounded_caller_starts_again_after_it_was_closed() -> None:
     caller.close()
     assert caller(lambda: 1, 5.0) == 1
     caller.close()
+
+
+INTERRUPTED = """
+import atexit, torch
+from search_r1.rollout.blocking import BoundedCaller, end_process
+
+def sample():
+    print("sampling", flush=True)
+    while True:
+        torch.ones(200, 200) @ torch.ones(200, 200)
+
+atexit.register(print, "handled")
+try:
+    BoundedCaller("engine")(sample, 600.0)
+except KeyboardInterrupt:
+    end_process(130)
+"""
+
+
+def test_ctrl_c_ends_the_process_with_its_exit_handlers_while_a_call_is_inside_torch() -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sampling\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("handled\n", "")
+    assert process.returncode == 130
