@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = compose_sft(options.overrides, options.llamafactory)
         check_sft(config)
-        train(config, console)
+        return run(config, console)
     except SearchR1Error as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+
+
+def run(config: SFTConfig, console: Console) -> int:
+    """Train; exit status 0, or 130 after an interrupt and a sentence about what the same command would do."""
+    try:
+        train(config, console)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted: the same command goes on from the last checkpoint (trainer.resume=auto)\n")
+        kept = any(Path(config.output_dir).glob("checkpoints/step_*/trainer.json"))
+        then = "goes on from the last checkpoint (trainer.resume=auto)" if kept else "starts anew, without a checkpoint"
+        sys.stderr.write(f"interrupted: the same command {then}\n")
         return 130
     return 0
 
@@ -80,7 +88,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
 
 def train(config: SFTConfig, console: Console) -> dict[str, Any]:
     """Run a checked configuration; the model, its tokenizer and the run's files go into `output_dir`."""
-    from search_r1.backends.model import check_model_folder
+    from search_r1.backends.model import check_model_folder, context_window
     from search_r1.backends.tokenizer import load_tokenizer
     from search_r1.data.chat_templates import choose_chat_template
     from search_r1.data.sft_examples import read_examples, split_validation
@@ -96,8 +104,12 @@ def train(config: SFTConfig, console: Console) -> dict[str, Any]:
         logger.warning("the run in %s is written over, since trainer.resume=never", config.output_dir)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     choose_chat_template(tokenizer, config.data.chat_template)
-    examples = read_examples(config.data, config.data.train_files, tokenizer)
-    validation = read_examples(config.data, config.data.val_files, tokenizer)
+    window = context_window(config.model.path, config.model.trust_remote_code)
+    if window < config.data.max_length:
+        logger.info("data.max_length=%d is lowered to the %d positions of the model", config.data.max_length, window)
+    data = replace(config.data, max_length=min(window, config.data.max_length))
+    examples = read_examples(data, data.train_files, tokenizer)
+    validation = read_examples(data, data.val_files, tokenizer)
     if config.data.val_size:
         examples, validation = split_validation(examples, config.data.val_size, config.seed)
     plan = plan_batches([len(example.token_ids) for example in examples], config.training, config.seed)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from search_r1.data.sft_examples import SFTExample
 from search_r1.errors import ConfigError
@@ -60,6 +63,7 @@ class SFTRun:
         self._trained = _Trained(learner)
         self._plan_digest = _digest(plan, [*examples, *validation])
         self._done = 0
+        self._stops = False
         self._seconds = 0.0
         self._progress = _progress(console)
         self._task = self._progress.add_task("sft", total=len(plan), loss=float("nan"))
@@ -85,6 +89,7 @@ class SFTRun:
 
         Raises:
             TrainingError: too many non-finite steps in a row.
+            KeyboardInterrupt: behind the step under way and its checkpoint, where checkpoints are written.
         """
         self.checkpoints.forget_after(self._done)
         self.folder.forget_after(self._done)
@@ -97,7 +102,7 @@ class SFTRun:
             last.update(metrics)
             self._report(metrics, step)
 
-        with self._progress:
+        with self._progress, self._stopping_between_steps():
             run_sft(
                 self.learner, self.examples, self.validation, self.plan, self.config.training, report, self._done + 1
             )
@@ -116,11 +121,35 @@ class SFTRun:
         if "validation/loss" in metrics:
             self._say(f"step {step}: validation loss {metrics['validation/loss']:.4f}")
         elif not self.console.is_terminal and step % max(1, len(self.plan) // _LINES_OF_PROGRESS) == 0:
-            self._say(f"step {step} of {len(self.plan)}: loss {metrics['sft/loss']:.4f}")
+            left = self._seconds * (len(self.plan) - step) / step
+            loss = f"loss {metrics['sft/loss']:.4f}"
+            self._say(f"step {step} of {len(self.plan)}: {loss}, {self._seconds:.0f} s, about {left:.0f} s left")
         every = self.config.trainer.save_every_steps
-        if every and step % every == 0:
+        stops = self._stops and step < len(self.plan)
+        if stops or (every and step % every == 0):
             state = {"plan": self._plan_digest, "train_seconds": self._seconds}
             self.checkpoints.save(step, self._trained, state, self.save_tokenizer)
+        if stops:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def _stopping_between_steps(self) -> Iterator[None]:
+        """Ctrl-C is heeded behind the step under way, so that its checkpoint is whole; a second one at once."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler or not self.config.trainer.save_every_steps:
+            yield
+            return
+
+        def stop_soon(*_: object) -> None:
+            self._stops = True
+            signal.signal(signal.SIGINT, before)
+            os.write(2, b"interrupted: stops with a checkpoint behind this step; once more stops at once\n")
+
+        signal.signal(signal.SIGINT, stop_soon)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _say(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)
@@ -150,6 +179,7 @@ def _progress(console: Console) -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
@@ -175,14 +205,15 @@ def find_sft_resume(config: SFTConfig) -> Path | None:
                 f"output_dir={output} is not empty, it holds a finished run: give a new folder, or "
                 "trainer.resume=never to write over it"
             )
-        if resume == "auto":
-            _check_same(saved, fixed_settings(config), output)
     if resume == "never":
         return None
     if resume != "auto":
         return Path(resume)
     found = Checkpoints(output / "checkpoints", config.trainer.keep_checkpoints).all()
-    return found[-1] if found else None
+    if not found:
+        return None
+    _check_same(json.loads((output / "settings.json").read_text()), fixed_settings(config), output)
+    return found[-1]
 
 
 def _check_same(saved: dict[str, Any], now: dict[str, Any], output: Path) -> None:

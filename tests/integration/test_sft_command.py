@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from search_r1 import sft
@@ -94,6 +99,67 @@ def test_a_run_goes_on_from_a_named_checkpoint_or_starts_anew(arguments: list[st
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 8))
     assert len(list((folder / "checkpoints").glob("step_*"))) == 3
+
+
+class CtrlC(io.StringIO):
+    """A console's file that is interrupted when it is told that the second step was taken."""
+
+    def write(self, text: str) -> int:
+        if text.startswith("step 2 of"):
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_leaves_a_checkpoint_from_which_the_same_command_goes_on(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments.append("training.validate_every_steps=0")
+    assert sft.main(arguments) == 0
+    stopped = [*arguments, f"output_dir={tmp_path}/stopped"]
+    assert sft.run(sft.compose_sft(stopped), Console(file=CtrlC())) == 130
+    assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step_000002"]
+    assert sft.main(stopped) == 0
+    for file in ("metrics.jsonl", "model.safetensors"):
+        assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "tuned" / file).read_bytes()
+
+
+def test_an_interrupted_run_without_a_checkpoint_says_so_and_may_be_begun_with_other_settings(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments += ["training.validate_every_steps=0", "trainer.save_every_steps=0"]
+    assert sft.run(sft.compose_sft(arguments), Console(file=CtrlC())) == 130
+    assert "the same command starts anew, without a checkpoint" in capsys.readouterr().err
+    assert sft.main([*arguments, "training.total_steps=3"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "tuned" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+
+
+def test_without_a_terminal_progress_tells_how_long_it_took_and_will_take(arguments: list[str]) -> None:
+    said = io.StringIO()
+    sft.train(sft.compose_sft([*arguments, "training.validate_every_steps=0"]), Console(file=said, width=200))
+    assert re.search(r"^step 2 of 4: loss \d\.\d{4}, \d+ s, about \d+ s left$", said.getvalue(), re.MULTILINE)
+
+
+def test_rows_longer_than_the_model_has_positions_are_left_out(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, config = tmp_path / "rows.jsonl", tmp_path / "start" / "config.json"
+    long = file.read_text().splitlines()[0].replace("abc", "abc " * 50)
+    file.write_text(f"{file.read_text()}{long}\n")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 64}))
+    with caplog.at_level("INFO"):
+        assert sft.main(arguments) == 0
+    assert "data.max_length=2048 is lowered to the 64 positions of the model" in caplog.text
+    assert "1 examples are longer than data.max_length=64 tokens and are left out" in caplog.text
+    assert json.loads((tmp_path / "tuned" / "summary.json").read_text())["examples"] == 6
 
 
 @pytest.mark.parametrize(
