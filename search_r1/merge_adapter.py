@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         merge(options.source, options.output, options.base, options.dtype, options.trust_remote_code)
+        sys.stderr.write(f"wrote {options.output}\n")
     except SearchR1Error as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -81,12 +82,12 @@ def policy_folder(source: Path) -> Path:
     Raises:
         ConfigError: there is none.
     """
+    from search_r1.backends.model import find_policy
+
     if not source.is_dir():
         raise ConfigError(f"{source} does not exist: give a run folder, a checkpoint, or an adapter")
-    newest_first = sorted(source.glob("checkpoints/step_*/policy"), reverse=True)
-    for folder in (source, source / "policy", *newest_first):
-        if (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
-            return folder
+    if (folder := find_policy(source)) is not None:
+        return folder
     raise ConfigError(
         f"{source} holds neither an adapter (adapter_config.json) nor a model (config.json): give a run folder, a "
         "checkpoint (…/checkpoints/step_000100), or its policy folder"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,6 +124,7 @@ def save_adapter(folder: str, adapter: dict[str, Tensor], model: ModelConfig) ->
     _peft_config(model.lora, base_path).save_pretrained(folder)
     named = {_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in adapter.items()}
     save_file(named, Path(folder) / _WEIGHTS_FILE, metadata={"format": "pt"})
+    shutil.copymode(Path(folder) / ADAPTER_CONFIG, Path(folder) / _WEIGHTS_FILE)  # else nobody else may read them
 
 
 def load_adapter(folder: str, config: LoraConfig) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,10 @@ def check_model_folder(path: str, *, with_tokenizer: bool = True) -> None:
                 f"model folder {path} does not exist: model.path takes a Hugging Face folder or a hub name"
             )
         return
-    refuse_adapter(path)
+    if (found := find_policy(folder)) is not None:
+        refuse_adapter(str(found))
+        if found != folder:
+            raise ConfigError(f"{path} holds a training run, not a model: give the model of its checkpoint, {found}")
     needed = [
         ("config.json", ("config.json",), "is this a Hugging Face model folder?"),
         ("weights", ("*.safetensors",), "save the model with save_pretrained (safetensors)"),
@@ -68,6 +72,15 @@ def check_model_folder(path: str, *, with_tokenizer: bool = True) -> None:
     for what, patterns, remedy in needed if with_tokenizer else needed[:2]:
         if not any(file for pattern in patterns for file in folder.glob(pattern)):
             raise ConfigError(f"model folder {path} has no {what} ({', '.join(patterns)}): {remedy}")
+
+
+def find_policy(source: Path) -> Path | None:
+    """The folder itself where it holds a model or an adapter, a checkpoint's policy, or a run's newest checkpoint's."""
+    newest_first = sorted(source.glob("checkpoints/step_*/policy"), reverse=True)
+    for folder in (source, source / "policy", *newest_first):
+        if (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").is_file():
+            return folder
+    return None
 
 
 def refuse_adapter(path: str) -> None:
@@ -229,6 +242,8 @@ def save_causal_lm(model: PreTrainedModel, state_dict: dict[str, Tensor], path: 
     if "rope_theta" in rope and "rope_theta" not in config:
         config["rope_theta"] = rope["rope_theta"]
         file.write_text(json.dumps(config, indent=2) + "\n")
+    for weights in Path(path).glob("*.safetensors"):  # written as a temporary file that nobody else may read
+        shutil.copymode(file, weights)
 
 
 def disable_dropout(module: nn.Module) -> None:

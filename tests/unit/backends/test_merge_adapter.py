@@ -62,13 +62,35 @@ def tuned(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tuned"
 
 
-def test_a_merged_model_has_the_logits_of_the_adapted_one(base: str, tuned: Path, tmp_path: Path) -> None:
+def test_a_merged_model_has_the_logits_of_the_adapted_one(
+    base: str, tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint = tuned / "checkpoints" / "step_000004"
     assert merge([str(checkpoint), str(tmp_path / "merged")]) == 0
+    assert capsys.readouterr().err.endswith(f"wrote {tmp_path}/merged\n")
     adapted, merged = logits(base, checkpoint / "policy"), logits(tmp_path / "merged")
     torch.testing.assert_close(merged, adapted, atol=1e-4, rtol=0)
     torch.testing.assert_close(logits(tuned), adapted, atol=1e-4, rtol=0)
     assert (adapted - logits(base)).abs().max() > 0.01
+
+
+def test_weights_may_be_read_by_whom_their_config_may(tuned: Path) -> None:
+    policy = tuned / "checkpoints" / "step_000004" / "policy"
+    for folder, weights, config in (
+        (tuned, "model.safetensors", "config.json"),
+        (policy, "adapter_model.safetensors", "adapter_config.json"),
+    ):
+        assert (folder / weights).stat().st_mode == (folder / config).stat().st_mode
+
+
+def test_a_run_given_as_a_model_is_refused_with_the_folder_of_its_newest_model(base: str, tmp_path: Path) -> None:
+    step = shutil.copytree(base, tmp_path / "run/checkpoints/step_000003/policy").parent
+    for folder in (tmp_path / "run", step):
+        with pytest.raises(ConfigError, match=f"{folder} holds a training run, .* its checkpoint, {step}/policy"):
+            check_model_folder(str(folder))
+    saved_policy(base, tmp_path / "run/checkpoints/step_000004", LoraConfig(rank=2))
+    with pytest.raises(ConfigError, match=r"step_000004/policy holds a LoRA adapter, .*merge_adapter"):
+        check_model_folder(str(tmp_path / "run"))
 
 
 @pytest.mark.slow
