@@ -388,7 +388,7 @@ def _roles(config: Config, tokenizer: Any, engine: Any, trained: Trained, sync: 
         policy=trained.policy,
         score=trained.score,
         manager=rollouts.manager,
-        reward=resolve_reward(config.reward),
+        reward=resolve_reward(config.reward, tokenizer.decode),
         sync_weights=life_cycle.awake(sync),
         encode_prompt=rollouts.encode_prompt,
         pad_token_id=tokenizer.pad_token_id or 0,
