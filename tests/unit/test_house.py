@@ -237,9 +237,9 @@ def test_files_stay_under_400_lines_and_functions_under_60() -> None:
     assert not too_long, "\n".join(too_long)
 
 
-def test_the_product_stays_under_15000_lines_of_code() -> None:
+def test_the_product_stays_under_15500_lines_of_code() -> None:
     """Blank lines, comments and docstrings are free, so that nobody saves on them."""
-    assert sum(lines_of_code(path.read_text(encoding="utf-8")) for path in sources(*PRODUCT)) < 15_000
+    assert sum(lines_of_code(path.read_text(encoding="utf-8")) for path in sources(*PRODUCT)) < 15_500
 
 
 def lines_of_code(text: str) -> int:
