@@ -109,7 +109,7 @@ class ToolResult:
     status: Literal["success", "error"]
     content: str
     seconds: float = 0.0
-    """Wall-clock seconds it ran, waiting for its turn not included."""
+    """Wall-clock seconds the function ran, waiting for its turn or its thread not included; 0 where none was run."""
     failure: str = ""
     """Names the cause when the infrastructure behind the tool failed; the trajectory becomes VOID."""
 

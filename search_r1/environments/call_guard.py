@@ -7,6 +7,7 @@ import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from inspect import isawaitable
 from time import perf_counter
 from typing import Any, TypeVar
@@ -23,8 +24,28 @@ class ToolReportedError(Exception):
     """The tool itself answered that it failed; the text is its own."""
 
 
+@dataclass(slots=True)
+class _Clock:
+    """Entered around the function of a call, in the thread or task that runs it; again for what is to be awaited."""
+
+    began: float | None = None
+    ended: float = 0.0
+
+    def __enter__(self) -> None:
+        self.began = self.began or perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.ended = perf_counter()
+
+    def seconds(self, until: float) -> float:
+        return 0.0 if self.began is None else until - self.began
+
+
+_clock: contextvars.ContextVar[_Clock] = contextvars.ContextVar("clock", default=_Clock())  # noqa: B039  nobody reads it
+
+
 class CallGuard:
-    """Runs calls at most `max_concurrent` at a time, each for at most `timeout_s` seconds of its own.
+    """Runs calls at most `max_concurrent` at a time, each function for at most `timeout_s` seconds.
 
     A call that outlives them is cancelled and not waited for: what ignores that is left behind.
     """
@@ -41,19 +62,24 @@ class CallGuard:
         """
         loop = asyncio.get_running_loop()
         async with self._slots.setdefault(loop, asyncio.Semaphore(self._max_concurrent)):
-            start = perf_counter()
-            status, content, failure = await self._outcome(tool, run)
-            return ToolResult(tool.name, status, content, perf_counter() - start, failure)  # type: ignore[arg-type]
+            clock = _Clock()
+            _clock.set(clock)
+            status, content, failure = await self._outcome(tool, run, clock)
+            return ToolResult(tool.name, status, content, clock.seconds(clock.ended), failure)  # type: ignore[arg-type]
 
-    async def _outcome(self, tool: Tool, run: Callable[[], Awaitable[str]]) -> tuple[str, str, str]:
+    async def _outcome(self, tool: Tool, run: Callable[[], Awaitable[str]], clock: _Clock) -> tuple[str, str, str]:
         """Status, content and failure."""
         task = asyncio.ensure_future(run())
         task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask for it
         try:
             done, _ = await asyncio.wait([task], timeout=None if tool.keeps_time else self._timeout_s)
+            left_s = self._timeout_s - clock.seconds(perf_counter())
+            if not done and left_s > 0:  # it began late
+                done, _ = await asyncio.wait([task], timeout=left_s)
         finally:
             task.cancel()
         if not done:
+            clock.ended = perf_counter()
             return "error", f"{tool.name} gave no result within {self._timeout_s:g} s", ""
         try:
             return "success", task.result(), ""
@@ -102,7 +128,8 @@ async def contained(work: Awaitable[T]) -> T:
     To be awaited in the task that runs it: a task hands `SystemExit` and `KeyboardInterrupt` on to its event loop.
     """
     try:
-        return await work
+        with _clock.get():
+            return await work
     except Exception:
         raise
     except BaseException as error:
@@ -127,7 +154,8 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
     def work() -> None:
         outcome: tuple[T | None, Exception | None]
         try:
-            outcome = (function(), None)
+            with _clock.get():
+                outcome = (function(), None)
         except Exception as error:  # noqa: BLE001  raised where it is awaited
             outcome = (None, error)
         except BaseException as error:  # noqa: BLE001

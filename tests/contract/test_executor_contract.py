@@ -7,12 +7,14 @@ import contextlib
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from search_r1.environments.call_guard import CallGuard, run_tool
 from search_r1.environments.executors import PlainExecutor
 from search_r1.environments.langgraph_executor import LangGraphExecutor
 from search_r1.environments.tool_registry import Tool, tool
@@ -210,6 +212,39 @@ def test_a_coroutine_that_a_plain_function_returns_is_awaited(make: Make) -> Non
 
     result = run(make, tool(wrapped), {"point": {"x": 1}})
     assert (result.status, result.content) == ("success", '{"point":{"x":1,"y":0},"by":1,"word":"é"}')
+
+
+def test_seconds_are_those_of_the_function_alone(make: Make) -> None:
+    ended = threading.Event()
+
+    def quick() -> str:
+        """End at once."""
+        ended.set()
+        return ""
+
+    async def hold_up() -> str:
+        """Keep the event loop busy after the other has ended."""
+        ended.wait(10)
+        time.sleep(0.1)
+        return ""
+
+    tools = [tool(quick), tool(hold_up)]
+    executor = make([*tools, shift])
+
+    async def all_of_them() -> list[ToolResult]:
+        return await asyncio.gather(*(executor.execute(one, {}) for one in [*tools, shift]))
+
+    first, second, refused = asyncio.run(all_of_them())
+    assert 0 < first.seconds < 0.1 <= second.seconds
+    assert refused.seconds == 0
+
+
+def test_the_time_limit_counts_from_the_beginning_of_the_function() -> None:
+    async def run_late() -> str:
+        await asyncio.sleep(0.21)
+        return await run_tool(shift, {"point": {"x": 1}})
+
+    assert asyncio.run(CallGuard(0.2, 1)(shift, run_late)).status == "success"  # type: ignore[arg-type]
 
 
 def test_a_tool_with_deadlines_of_its_own_is_given_none(make: Make) -> None:
