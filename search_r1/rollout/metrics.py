@@ -44,15 +44,18 @@ def _searched(turn: Turn) -> bool:
 
 def _num_searches(turn: Turn) -> int:
     """In tags at most one; with tools every call of the one named search that found something."""
-    calls = turn.observation.calls if turn.observation is not None else ()
-    return _searched(turn) + sum(call.tool == "search" and call.status == "success" for call in calls)
+    return _searched(turn) + sum(call.tool == "search" and call.status == "success" for call in _calls(turn))
+
+
+def _calls(turn: Turn) -> tuple[ToolResult, ...]:
+    return turn.observation.calls if turn.observation is not None else ()
 
 
 def _tools(turns: Sequence[Turn]) -> Metrics:
-    """`tools/<name>/…` of every tool that was run; `tools/rejected_calls` were unreadable or named no allowed tool."""
+    """`tools/<name>/…` of every tool called; `tools/rejected_calls` were unreadable or named no allowed tool."""
     by_tool: defaultdict[str, list[ToolResult]] = defaultdict(list)
     for turn in turns:
-        for call in turn.observation.calls if turn.observation is not None else ():
+        for call in _calls(turn):
             by_tool[call.tool].append(call)
     if not by_tool:
         return {}
@@ -60,7 +63,7 @@ def _tools(turns: Sequence[Turn]) -> Metrics:
     for name, calls in sorted(by_tool.items()):
         metrics[f"tools/{name}/calls"] = float(len(calls))
         metrics[f"tools/{name}/errors"] = float(sum(call.status == "error" for call in calls))
-        metrics[f"tools/{name}/p50_s"] = _percentile(sorted(call.seconds for call in calls), 50)
+        metrics[f"tools/{name}/p50_s"] = _percentile(sorted(call.seconds for call in calls if call.seconds), 50)
     return metrics
 
 
@@ -76,8 +79,12 @@ def _lengths(trajectories: Sequence[Trajectory]) -> Metrics:
 
 
 def _retrieval_times(turns: Sequence[Turn]) -> Metrics:
-    """Percentiles over requests: the observations of one request carry the very same number of seconds."""
-    seconds = sorted({turn.observation.seconds for turn in turns if turn.observation is not None and _searched(turn)})
+    """Percentiles over requests: the observations of one request carry the very same number of seconds.
+
+    With tools over the calls of the one named search.
+    """
+    asked = {turn.observation.seconds for turn in turns if turn.observation is not None and _searched(turn)}
+    seconds = sorted(asked | {call.seconds for turn in turns for call in _calls(turn) if call.tool == "search"})
     return {
         "retrieval/p50_s": _percentile(seconds, 50),
         "retrieval/p95_s": _percentile(seconds, 95),

@@ -20,14 +20,16 @@ ANSWERED = Turn(make_completion("<answer>Paris</answer>"), Action("final", "Pari
 
 
 def test_metrics_of_each_tool_worked_by_hand() -> None:
-    first = make_trajectory([tool_turn(result("search", 0.1), result("add", 0.5, "error")), ANSWERED])
+    first = make_trajectory(
+        [tool_turn(result("search", 0.1), result("add", 0.5), result("add", 0.0, "error")), ANSWERED]
+    )
     second = make_trajectory(
         [tool_turn(result("search", 0.3), result("search", 0.2)), tool_turn(result("", 0.0, "error")), ANSWERED]
     )
     metrics = rollout_metrics([first, second])
     assert {name: value for name, value in metrics.items() if name.startswith("tools/")} == {
         "tools/rejected_calls": 1.0,
-        "tools/add/calls": 1.0,
+        "tools/add/calls": 2.0,
         "tools/add/errors": 1.0,
         "tools/add/p50_s": 0.5,
         "tools/search/calls": 3.0,
@@ -35,6 +37,7 @@ def test_metrics_of_each_tool_worked_by_hand() -> None:
         "tools/search/p50_s": 0.2,
     }
     assert metrics["rollout/searches"] == 1.5
+    assert (metrics["retrieval/p50_s"], metrics["retrieval/p95_s"]) == (0.2, 0.3)
     assert metrics["status/answered"] == 1.0
 
 
