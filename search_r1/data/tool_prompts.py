@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from search_r1.data.templates import PromptEncoder, Tokenizer
@@ -11,6 +12,7 @@ from search_r1.errors import ConfigError, DataError
 from search_r1.prompts import with_tool_prompt
 from search_r1.types import Question
 
+logger = logging.getLogger(__name__)
 _PROBE = {
     "type": "function",
     "function": {"name": "probe_of_tools", "description": "d", "parameters": {"type": "object", "properties": {}}},
@@ -88,6 +90,30 @@ class ToolPrompts:
             tools = [self._schemas[name] for name in names]
             self._encoders[names] = PromptEncoder(self._tokenizer, self._opening, tools=tools)
         return self._encoders[names]
+
+
+def check_tools(questions: Sequence[Question], encode_prompt: Callable[[Question], Sequence[int]]) -> None:
+    """Make one prompt of every list of tools, and warn of tools that are named in vain, or by no question.
+
+    Raises:
+        ConfigError, DataError: see `ToolPrompts`.
+    """
+    by_tools = {question.tools: question for question in questions}
+    if isinstance(encode_prompt, ToolPrompts):
+        named = {name for question in by_tools.values() for name in encode_prompt.allowed(question)}
+        for question in by_tools.values():
+            encode_prompt(question)
+        if hidden := [name for name in encode_prompt._schemas if name not in named]:
+            logger.warning(
+                "no question may call %s: name it in the `tools` column, or drop the column to allow every tool",
+                " or ".join(hidden),
+            )
+    elif named := {name for tools in by_tools for name in tools or ()}:
+        logger.warning(
+            "the `tools` column names %s, but environment.name=search shows and runs no tools: a model of tool calls "
+            "needs environment=tools, and the settings it was trained with (experiment=tools has the example's)",
+            ", ".join(sorted(named)),
+        )
 
 
 def _takes_tools(tokenizer: Tokenizer) -> bool:

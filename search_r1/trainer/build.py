@@ -15,7 +15,7 @@ from search_r1.config import Config
 from search_r1.data.chat_turns import ChatTurns
 from search_r1.data.questions import check_prompt_lengths, load_questions, spread
 from search_r1.data.templates import PromptEncoder, encode_plain
-from search_r1.data.tool_prompts import ToolPrompts
+from search_r1.data.tool_prompts import ToolPrompts, check_tools
 from search_r1.environments.async_retriever import GatheringRetrieverClient
 from search_r1.environments.executors import PlainExecutor
 from search_r1.environments.retriever_client import MAX_PAUSE_S
@@ -249,9 +249,7 @@ def check_questions(config: Config, tokenizer: Any, questions: Sequence[Question
         ConfigError, DataError: with the remedy.
     """
     _, encode_prompt = build_environment(config, tokenizer)
-    if config.environment.name == "tools":
-        for question in {question.tools: question for question in questions}.values():
-            encode_prompt(question)
+    check_tools(questions, encode_prompt)
     check_prompt_lengths(questions, encode_prompt, config.rollout.max_start_length)
 
 

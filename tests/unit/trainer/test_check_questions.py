@@ -7,10 +7,13 @@ import pytest
 
 from search_r1.backends.model import load_causal_lm
 from search_r1.config import Config, ModelConfig, RolloutConfig
+from search_r1.data.tool_prompts import ToolPrompts, check_tools
 from search_r1.errors import ConfigError
 from search_r1.trainer.build import check_questions
+from tests.chat_templates import chat_tokenizer
 from tests.fakes import make_question
 from tests.model_factory import tiny_model_dir, tiny_tokenizer
+from tests.tool_kit import TOOLS
 
 
 def config_of(max_start_length: int) -> Config:
@@ -31,6 +34,24 @@ def test_some_prompts_above_the_limit_are_counted(caplog: pytest.LogCaptureFixtu
 def test_prompts_within_the_limit_need_no_word(caplog: pytest.LogCaptureFixture) -> None:
     check_questions(config_of(2048), tiny_tokenizer(), [make_question()])
     assert not caplog.records
+
+
+def test_tools_that_no_question_may_call_and_tools_that_are_named_in_vain_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    prompts = ToolPrompts(chat_tokenizer("smollm2"), {name: one.schema for name, one in TOOLS.items()})
+    adding, failing, any_tool = (replace(make_question(), tools=tools) for tools in (("add",), ("fail", "greet"), None))
+    for questions in ([adding, any_tool], [replace(adding, tools=tuple(TOOLS))]):
+        check_tools(questions, prompts)
+    check_questions(config_of(2048), tiny_tokenizer(), [any_tool, replace(adding, tools=())])
+    assert not caplog.records
+    check_tools([adding, failing], prompts)
+    check_questions(config_of(2048), tiny_tokenizer(), [adding, failing, any_tool])
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in told] == [
+        "no question may call repeat",
+        "the `tools` column names add, fail, greet, but environment.name=search shows and runs no tools",
+    ]
 
 
 def test_a_great_number_of_questions_is_measured_by_a_sample_over_all_of_them(
