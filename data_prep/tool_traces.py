@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from search_r1.environments.search_tool import search_tool
@@ -31,7 +32,9 @@ def tool_fault(rollout: Mapping[str, Any]) -> str:
     """Why a rollout is no demonstration, as `traces.fault`: a call failed, no answer, or not exactly a golden one."""
     *acting, last = rollout["turns"]
     statuses = [call.get("status") for turn in acting for call in turn.get("calls") or ()]
-    if rollout.get("status") != "answered" or last.get("observation") or any(s != "success" for s in statuses):
+    if any(status != "success" for status in statuses):
+        return "failed call"
+    if rollout.get("status") != "answered" or last.get("observation"):
         return "not well formed"
     if not all(_RESPONSES.search(turn.get("observation") or "") for turn in acting):
         return "not well formed"
@@ -78,6 +81,44 @@ def tool_schemas(modules: Sequence[str], search_top_k: int | None) -> Schemas:
     nobody: Any = None  # only the schema is wanted
     first = [search_tool(nobody, search_top_k, max_query_chars=0)] if search_top_k else []
     return {name: tool.schema for name, tool in load_tools(modules, first=first).items()}
+
+
+def tool_settings(
+    files: Iterable[Path], modules: Sequence[str], search_top_k: int | None, opening: str
+) -> tuple[Schemas, str]:
+    """The schemas that the rollouts in these files were told, and their forced opening.
+
+    Where the options are not given (empty), they come from the config.yaml beside the folder of a run's trajectories.
+
+    Raises:
+        DataError: a run had something else than what is given, or than another run.
+    """
+    given = {"--tools": list(modules), "--search-top-k": search_top_k, "--forced-opening": opening}
+    known: dict[str, Any] = {option: value for option, value in given.items() if value}
+    for file in files:
+        for option, value in _run_settings(file.absolute().parent).items():
+            if known.setdefault(option, value) != value:
+                raise DataError(
+                    f"{file}: its run had {option} {value or 'unset'} (config.yaml), not {known[option] or 'unset'}: "
+                    "leave the option out, and take runs of different settings one after the other"
+                )
+    known = {**given, **known}
+    return tool_schemas(known["--tools"], known["--search-top-k"]), known["--forced-opening"]
+
+
+def _run_settings(folder: Path) -> dict[str, Any]:
+    from search_r1.compose import load_yaml
+
+    file = folder.parent / "config.yaml" if folder.name == "trajectories" else folder
+    config = load_yaml(file) if file.is_file() else None
+    environment = config.get("environment") if isinstance(config, Mapping) else None
+    if not isinstance(environment, Mapping) or environment.get("name") != "tools":
+        return {}
+    return {
+        "--tools": list(environment.get("tools") or ()),
+        "--search-top-k": environment.get("top_k") if environment.get("retriever_urls") else None,
+        "--forced-opening": environment.get("forced_opening") or "",
+    }
 
 
 def told_schemas(rollout: Mapping[str, Any], schemas: Schemas) -> str:

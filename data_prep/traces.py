@@ -14,7 +14,7 @@ from typing import Any
 
 from data_prep.cli import console, count_table, existing_file, exit_code, parser, positive
 from data_prep.rows import SFT_SCHEMA, write_parquet
-from data_prep.tool_traces import Schemas, calls_tools, told_schemas, tool_fault, tool_messages, tool_schemas
+from data_prep.tool_traces import Schemas, calls_tools, told_schemas, tool_fault, tool_messages, tool_settings
 from search_r1.errors import DataError
 from search_r1.prompts import TEMPLATES, check_template, prompt_messages
 from search_r1.rewards.exact_match import em
@@ -22,10 +22,10 @@ from search_r1.rewards.exact_match import em
 EXAMPLES = """\
   python -m data_prep.traces --input traces.jsonl --output sft.parquet --max-passage-words 40
   python -m data_prep.traces --input runs/mine/latest/trajectories/*.jsonl --output sft.parquet --max-per-question 2
-  python -m data_prep.traces --input runs/tools/latest/trajectories/*.jsonl --output sft.parquet \\
-      --tools examples.tools.functions --search-top-k 2 --forced-opening '<think>'"""
+  python -m data_prep.traces --input copied.jsonl --output sft.parquet --tools examples.tools.functions \\
+      --search-top-k 2 --forced-opening '<think>'"""
 
-DROPPED = ("not well formed", "no search", "wrong answer", "repeated response", "enough of its question")
+DROPPED = ("not well formed", "failed call", "no search", "wrong answer", "repeated response", "enough of its question")
 
 _TAG = re.compile(r"<information>.*?</information>|</?(?:think|search|information|answer)>", re.DOTALL)
 _TAG_LETTERS = {
@@ -226,14 +226,14 @@ def _all(kind: type, values: Any) -> bool:
 def command(arguments: argparse.Namespace) -> None:
     check_template(arguments.template)
     paths = [existing_file(path) for path in arguments.input]
-    has_tools = arguments.tools or arguments.search_top_k
+    tools, opening = tool_settings(paths, arguments.tools, arguments.search_top_k, arguments.forced_opening)
     result = select(
         read_rollouts(paths),
         template=arguments.template,
         max_passage_words=arguments.max_passage_words,
         max_per_question=arguments.max_per_question,
-        tools=tool_schemas(arguments.tools, arguments.search_top_k) if has_tools else None,
-        forced_opening=arguments.forced_opening,
+        tools=tools,
+        forced_opening=opening,
     )
     console.print(count_table("rollouts", {name: result.counts[name] for name in ("read", *DROPPED, "kept")}))
     if not result.rows:

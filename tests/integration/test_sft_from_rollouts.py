@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_tool_rollouts_become_their_own_demonstrations(
     assert traces.main(["--input", file, "--output", str(rows)]) == 2
     assert "name their modules with --tools" in capsys.readouterr().err
     assert traces.main(["--input", file, "--output", str(rows), "--tools", "tests.tool_kit"]) == 0
+    assert re.search(r"failed call\W+1 ", capsys.readouterr().err)
     (example,) = read_examples(SFTDataConfig(max_length=4000), [str(rows)], chat_tokenizer(layout))
     assert list(example.token_ids) == good.context_ids
     assert list(example.loss_mask) == [False] * len(good.prompt.token_ids) + good.loss_mask

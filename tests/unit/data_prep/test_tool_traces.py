@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from data_prep.tool_traces import tool_messages
-from data_prep.traces import select
+from data_prep.traces import main, select
+from search_r1.compose import to_yaml
+from search_r1.config import EnvironmentConfig
 from search_r1.data.dataset_info import plain_dataset
 from search_r1.data.sft_examples import ConversationEncoder
 from search_r1.environments.search_tool import search_tool
@@ -70,6 +76,40 @@ def test_a_demonstration_tells_of_the_tools_of_its_row_alone() -> None:
 def test_rollouts_are_not_told_of_other_tools_or_openings_than_they_had(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=says):
         select([{**played(call("add", a=1)), "tools": ["greet"]}], **settings)
+
+
+def in_a_run(folder: Path, top_k: int = 3) -> str:
+    """Trajectories with an opening beside the settings that a run of them has."""
+    (folder / "trajectories").mkdir(parents=True)
+    settings = EnvironmentConfig("tools", top_k=top_k, tools=("tests.tool_kit",), forced_opening="<think>")
+    (folder / "config.yaml").write_text(to_yaml({"environment": asdict(settings)}))
+    file = folder / "trajectories" / "step_000001.jsonl"
+    file.write_text(json.dumps(played(f"<think>hm </think> {call('add', a=1)}", opening="<think>")))
+    return str(file)
+
+
+def test_what_a_run_told_its_model_is_read_from_the_settings_beside_its_trajectories(tmp_path: Path) -> None:
+    file, rows = in_a_run(tmp_path / "run"), [tmp_path / "read.parquet", tmp_path / "given.parquet"]
+    given = ["--tools", "tests.tool_kit", "--search-top-k", "3", "--forced-opening", "<think>"]
+    assert main(["--input", file, "--output", str(rows[0])]) == 0
+    copied = shutil.copy(file, tmp_path / "copied.jsonl")
+    assert main(["--input", str(copied), "--output", str(rows[1]), *given]) == 0
+    assert pq.read_table(rows[0]).equals(pq.read_table(rows[1]))
+    (row,) = pq.read_table(rows[0]).to_pylist()
+    assert [tool["function"]["name"] for tool in json.loads(row["tools"])][:1] == ["search"]
+
+
+def test_a_setting_that_contradicts_the_run_of_the_rollouts_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other, output = in_a_run(tmp_path / "run"), in_a_run(tmp_path / "other", top_k=5), str(tmp_path / "o.parquet")
+    for arguments, says in (
+        ([file, "--search-top-k", "2"], f"{file}: its run had --search-top-k 3 (config.yaml), not 2: leave the option"),
+        ([file, other], f"{other}: its run had --search-top-k 5 (config.yaml), not 3"),
+        ([file, "--forced-opening", "<answer>"], "--forced-opening <think> (config.yaml), not <answer>"),
+    ):
+        assert main(["--output", output, "--input", *arguments]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_passages_that_search_gave_are_shortened_and_other_results_are_not() -> None:
