@@ -12,7 +12,7 @@ from search_r1.report.page import write_report
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m search_r1.report", description=__doc__)
-    parser.add_argument("run_dir", type=Path, help="a run folder, e.g. runs/quickstart/latest")
+    parser.add_argument("run_dir", type=Path, help="a run or evaluation, e.g. runs/quickstart/latest")
     parser.add_argument("--output", type=Path, help="where to write; default RUN_DIR/report.html")
     parser.add_argument("--per-step", type=int, default=40, metavar="N", help="trajectories shown a step (default 40)")
     options = parser.parse_args(arguments)

@@ -15,6 +15,7 @@ HEADLINES = (
     "val/*/em",
     "reward/mean",
     "rollout/searches",
+    "tools/*/calls",
     "rollout/valid_action_rate",
     "length/response_mean",
     "length/sampled_mean",

@@ -43,13 +43,14 @@ class Run:
 
 
 def read_run(folder: Path, max_per_file: int) -> Run:
-    """Raises `DataError` when the folder is none of a run."""
-    metrics_file = folder / "metrics.jsonl"
-    if not metrics_file.is_file():
+    """Raises `DataError` when the folder is none of a run or of an evaluation, which has no curves."""
+    metrics_file, questions = folder / "metrics.jsonl", folder / "questions.jsonl"
+    if not metrics_file.is_file() and not questions.is_file():
         raise DataError(f"{folder} is no run folder: it has no metrics.jsonl; name one, e.g. runs/quickstart/latest")
     unreadable: list[str] = []
-    curves = _curves(metrics_file, unreadable)
-    files = sorted((folder / "trajectories").glob("*.jsonl"), key=_file_order)
+    curves = _curves(metrics_file, unreadable) if metrics_file.is_file() else {}
+    trajectories = [questions] if questions.is_file() else (folder / "trajectories").glob("*.jsonl")
+    files = sorted(trajectories, key=_file_order)
     thinned = [path for _, kind in groupby(files, key=_kind) for path in _evenly(list(kind), MAX_FILES)]
     shown, seen = [], 0
     for path in thinned:

@@ -100,6 +100,9 @@ function show(row) {
     const heading = `turn ${index + 1}: ${turn.action}${turn.query ? ` “${turn.query}”` : ""}`;
     detail.append(element("h4", heading), element("pre", turn.completion, "sampled"));
     if (turn.observation) detail.append(element("pre", turn.observation, "observed"));
+    for (const call of turn.calls || []) {
+      detail.append(element("p", `${call.tool || "no tool run"} · ${call.status} · ${(call.seconds || 0).toFixed(3)} s`));
+    }
     if ((turn.passages || []).length) detail.append(passages(turn));
   });
 }

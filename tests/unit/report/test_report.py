@@ -142,6 +142,19 @@ def test_the_table_shows_exact_match_by_data_source(tmp_path: Path) -> None:
     assert page.index("<b>val/em</b>") < page.index("<b>val/nq/em</b>") < page.index("<b>actor/loss</b>")
 
 
+def test_the_curves_of_tool_calls_stand_beside_those_of_searches(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], [{"step": 1, "rollout/searches": 1.0, "tools/add/calls": 5.0, "val/em": 0.5}])
+    page = write_report(run).read_text()
+    assert page.index("<b>rollout/searches</b>") < page.index("<b>tools/add/calls</b>") < page.index("</section>")
+    assert "<details><summary>tools" not in page
+
+
+def test_an_evaluation_has_trajectories_to_browse(tmp_path: Path) -> None:
+    (tmp_path / "questions.jsonl").write_text(json.dumps(record()) + "\n")
+    (row,) = embedded(write_report(tmp_path).read_text())
+    assert (row["question_id"], row["right"]) == ("nq/test/1", True)
+
+
 def test_the_table_stands_without_a_validation_before_training(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [], [{"step": 1, "val/em": 0.1}])
     scores = {"before": None, "after": {"em": 0.875, "questions": 8}}
