@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -51,6 +52,7 @@ class RunConsole:
         note = (
             f"reward {metrics['reward/mean']:.3f}  searches {metrics['rollout/searches']:.2f}  "
             f"valid {metrics['rollout/valid_action_rate']:.2f}"
+            + "".join(f"  {tool} {number:.0f}" for tool, number in _tool_calls(metrics).items() if tool != "search")
         )
         if metrics["rollout/num_void"]:
             note += f"  [red]void {metrics['rollout/num_void']:.0f}[/red]"
@@ -60,7 +62,7 @@ class RunConsole:
 
 
 def comparison_table(before: Mapping[str, Metrics] | None, after: Mapping[str, Metrics]) -> Table:
-    """Exact match, searches per question and valid actions, before and after, one row a data source."""
+    """Exact match, searches per question and valid actions, before and after, a row a data source; tool calls below."""
     table = Table(title="Validation" if before is None else "Validation, before → after")
     table.add_column("data source", no_wrap=True, min_width=max(len("data source"), *map(len, after)))
     names = {
@@ -77,4 +79,15 @@ def comparison_table(before: Mapping[str, Metrics] | None, after: Mapping[str, M
             old = f"{before[source][name]:.3f} → " if before and source in before else ""
             cells.append(f"{old}{summary[name]:.3f}")
         table.add_row(source, *cells)
+    earlier, calls = (_tool_calls((summaries or {}).get("all", {})) for summaries in (before, after))
+    told = [
+        f"{tool} {f'{earlier.get(tool, 0.0):.0f} → ' if before else ''}{calls.get(tool, 0.0):.0f}"
+        for tool in sorted(earlier | calls)
+    ]
+    table.caption = f"tool calls: {', '.join(told)}" if told else None
     return table
+
+
+def _tool_calls(metrics: Metrics) -> dict[str, float]:
+    """`tools/<name>/calls` by the tool's name."""
+    return {name.split("/")[1]: value for name, value in metrics.items() if fnmatchcase(name, "tools/*/calls")}

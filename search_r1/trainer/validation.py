@@ -17,7 +17,7 @@ from search_r1.rollout.records import trajectory_record
 from search_r1.types import Prompt, Question, SamplingConfig, Status, Trajectory
 
 Summary = dict[str, float]
-"""em, f1, sub_em, searches_per_question, valid_action_rate, questions."""
+"""em, f1, sub_em, searches_per_question, valid_action_rate, questions; with tools the calls of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> Summary:
         "searches_per_question": rollout["rollout/searches"],
         "valid_action_rate": rollout["rollout/valid_action_rate"],
         "questions": float(len(trajectories)),
+        **{name: value for name, value in rollout.items() if name.startswith("tools/") and name.endswith("/calls")},
     }
 
 

@@ -17,3 +17,11 @@ def test_data_sources_that_begin_alike_can_be_told_apart() -> None:
     Console(file=screen, width=80).print(comparison_table(sources, sources))
     assert "quickstart_one_hop" in screen.getvalue()
     assert "quickstart_two_hop" in screen.getvalue()
+
+
+def test_the_table_tells_how_often_each_tool_was_called_before_and_after() -> None:
+    before = {"all": SUMMARY | {"tools/search/calls": 12.0}}
+    after = {"all": SUMMARY | {"tools/search/calls": 9.0, "tools/calculator/calls": 50.0}}
+    assert comparison_table(before, after).caption == "tool calls: calculator 0 → 50, search 12 → 9"
+    assert comparison_table(None, after).caption == "tool calls: calculator 50, search 9"
+    assert comparison_table(None, {"all": SUMMARY}).caption is None

@@ -3,8 +3,9 @@ from __future__ import annotations
 from search_r1.config import Config, EnvironmentConfig, RolloutConfig
 from search_r1.environments.search import SearchEnvironment
 from search_r1.rollout.manager import LLMGenerationManager
-from search_r1.trainer.validation import validate
+from search_r1.trainer.validation import summarize, validate
 from tests.fakes import FakeRetriever, FunctionEngine, decode, encode, make_question
+from tests.tool_kit import call, make_environment, play
 
 
 def test_validation_tells_how_the_trajectories_of_each_data_source_ended() -> None:
@@ -25,3 +26,9 @@ def test_validation_tells_how_the_trajectories_of_each_data_source_ended() -> No
         "val/hotpotqa/status/out_of_turns": 0.5,
     }
     assert metrics["val/hotpotqa/em"] == 0.5
+
+
+def test_the_summary_counts_the_calls_of_each_tool() -> None:
+    calls = call("add", a=1) + call("add", a=2) + call("greet", name="Ann")
+    summary = summarize([play(make_environment(), calls, "\\boxed{Paris}")])
+    assert (summary["tools/add/calls"], summary["tools/greet/calls"], summary["em"]) == (2.0, 1.0, 1.0)
