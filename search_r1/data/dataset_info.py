@@ -73,7 +73,8 @@ class Dataset:
 
 def plain_dataset(file: str) -> Dataset:
     """A file whose rows hold `messages` in OpenAI's form, and perhaps `tools`."""
-    return Dataset((Path(file),), _turns_form("openai", {}, {}, "a file of conversations"))
+    other_forms = "describe rows of alpaca's, sharegpt's or another form in a dataset_info.json, data.dataset_info"
+    return Dataset((Path(file),), _turns_form("openai", {}, {}, other_forms))
 
 
 def load_datasets(info: str, names: Sequence[str]) -> list[Dataset]:

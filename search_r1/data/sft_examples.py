@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -20,6 +21,7 @@ from search_r1.data.micro_batches import SequenceCost, balance
 from search_r1.data.templates import PromptEncoder, control_tokens, encode_plain
 from search_r1.data.tool_prompts import ToolPrompts
 from search_r1.errors import ConfigError, DataError
+from search_r1.rollout.tool_calls import parse_tool_turn
 from search_r1.sft_config import SFTDataConfig
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ _BORDER = re.compile(r"</?(?:information|tool_response)>")
 _STAND_INS = ("yes", "no")
 _END_OF_ROLLOUT = "</answer>"
 _SHOWN = 3
-"""Bad rows told one by one."""
+"""Reasons told of why rows are bad, each with its first row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class ConversationEncoder:
         """`tools` are function schemas, which the prompt shows as a rollout's does.
 
         Raises:
-            ConfigError: the chat template cannot render the prompt, or an observation has only one of its tags.
+            ConfigError: the chat template cannot render the prompt, an observation has only one of its tags, or a call
+                cannot be read.
         """
         first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
         ids = list(self._prompt(messages[:first], tools))
@@ -99,6 +102,8 @@ class ConversationEncoder:
             if message["role"] != "assistant":
                 continue
             for piece, learned in split_observations(message["content"]):
+                if learned:
+                    _check_calls(piece)
                 append(encode_plain(self._tokenizer, piece), learned)
             following = messages[i + 1 :]
             if not following and not has_calls and message["content"].rstrip().endswith(_END_OF_ROLLOUT):
@@ -174,6 +179,13 @@ def split_observations(text: str) -> list[tuple[str, bool]]:
     return [(piece, learned) for piece, learned in pieces if piece]
 
 
+def _check_calls(text: str) -> None:
+    """Raise a DataError if a rollout could not read a call in this text: the model must not learn to write it."""
+    for call in parse_tool_turn(text)[0]:
+        if call.error:
+            raise DataError(f"{call.error}: {call.text[:80]!r}")
+
+
 def read_examples(data: SFTDataConfig, names: Sequence[str], tokenizer: Tokenizer) -> list[SFTExample]:
     """All conversations of the files, or datasets, that fit into `data.max_length` tokens.
 
@@ -182,7 +194,7 @@ def read_examples(data: SFTDataConfig, names: Sequence[str], tokenizer: Tokenize
     Raises:
         DataError: a missing or empty file, too many bad rows (with the first ones), nothing that fits.
     """
-    encode, examples, bad = ConversationEncoder(tokenizer), list[SFTExample](), list[str]()
+    encode, examples, bad = ConversationEncoder(tokenizer), list[SFTExample](), defaultdict[str, list[str]](list)
     total = 0
     for where, row, dataset in _rows(data, names):
         total += 1
@@ -192,7 +204,7 @@ def read_examples(data: SFTDataConfig, names: Sequence[str], tokenizer: Tokenize
             found = dataset.convert(row)
             examples.append(encode(found.messages, found.tools))
         except ConfigError as error:
-            bad.append(f"{where}: {error}")
+            bad[str(error)].append(where)
     _check_bad(bad, total, data.max_bad_share)
     fitting = [example for example in examples if len(example.token_ids) <= data.max_length]
     if len(fitting) < len(examples):
@@ -213,16 +225,22 @@ def _rows(data: SFTDataConfig, names: Sequence[str]) -> Iterator[tuple[str, Row 
         dataset.check_columns(columns)
 
 
-def _check_bad(bad: Sequence[str], total: int, max_share: float) -> None:
-    if not bad:
-        return
-    shown = "; ".join(bad[:_SHOWN]) + (f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else "")
-    if len(bad) > max_share * total:
+def _check_bad(bad: Mapping[str, Sequence[str]], total: int, max_share: float) -> None:
+    """`bad` holds the places of the rows by what is wrong with them."""
+    told = [f"{places[0]}: {reason}{_and_more(len(places) - 1)}" for reason, places in islice(bad.items(), _SHOWN)]
+    others = sum(len(places) for places in islice(bad.values(), _SHOWN, None))
+    shown, count = "; ".join(told) + _and_more(others), sum(map(len, bad.values()))
+    if count > max_share * total:
         raise DataError(
-            f"{len(bad)} of {total} rows cannot be used, more than data.max_bad_share={max_share}: {shown}. Repair "
+            f"{count} of {total} rows cannot be used, more than data.max_bad_share={max_share}: {shown}. Repair "
             "them, or raise data.max_bad_share to leave them out"
         )
-    logger.warning("%d of %d rows cannot be used and are left out: %s", len(bad), total, shown)
+    if count:
+        logger.warning("%d of %d rows cannot be used and are left out: %s", count, total, shown)
+
+
+def _and_more(count: int) -> str:
+    return f", and {count} more" if count else ""
 
 
 def split_validation(

@@ -120,10 +120,15 @@ def _read(data: SFTDataConfig, *names: str) -> list[SFTExample]:
     ("rows", "says"),
     [
         ([], "has no rows"),
-        ([{"text": "no messages"}], r"line 1: no `messages`"),
+        ([{"text": "no messages"}] * 3, r"line 1: no `messages`: .*data\.dataset_info\), and 2 more\. Repair"),
         ([{"messages": [QUESTION]}], "line 1: no assistant turn"),
         ([{"messages": [{"role": "user"}]}], "line 1: turn 1 holds 'None' where a text is expected"),
         ([{"messages": [QUESTION, assistant("abc " * 200)]}], "max_length=100"),
+        (
+            [{"messages": [QUESTION, assistant("a<tool_call>{bad</tool_call>"), QUESTION, assistant("b")]}],
+            r"line 1: the call is no JSON: .*: '<tool_call>\{bad</tool_call>'",
+        ),
+        ([{"messages": [QUESTION, assistant('<tool_call>{"name": "f"}')]}], "line 1: the call is not closed"),
         (["a string"], "line 1: not a JSON object"),
     ],
 )
