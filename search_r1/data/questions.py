@@ -73,10 +73,12 @@ def golden_answers(value: Any) -> tuple[str, ...]:
 
 
 def spread(questions: Sequence[Question], count: int | None) -> list[Question]:
-    """At most `count` questions, evenly spaced, so that a file ordered by source keeps its proportions."""
+    """At most `count` questions in their order: evenly spaced in each source, so that sources keep their shares."""
     if count is None or count >= len(questions):
         return list(questions)
-    return [questions[index * len(questions) // count] for index in range(count)]
+    sources = {source: i for i, source in enumerate(dict.fromkeys(question.data_source for question in questions))}
+    by_source = sorted(range(len(questions)), key=lambda i: sources[questions[i].data_source])
+    return [questions[i] for i in sorted(by_source[index * len(questions) // count] for index in range(count))]
 
 
 def check_prompt_lengths(

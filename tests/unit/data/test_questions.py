@@ -196,4 +196,8 @@ def test_a_limited_validation_keeps_the_proportions_of_the_sources() -> None:
     questions = [make_question(str(i), data_source="a" if i < 60 else "b") for i in range(90)]
     sources = [question.data_source for question in spread(questions, 9)]
     assert sources == ["a"] * 6 + ["b"] * 3
+    in_turn = [make_question(str(i), data_source="abcd"[i % 4]) for i in range(200)]
+    few = spread(in_turn, 20)
+    assert {source: sum(q.data_source == source for q in few) for source in "abcd"} == dict.fromkeys("abcd", 5)
+    assert few == sorted(few, key=lambda question: int(question.text))
     assert spread(questions, None) == spread(questions, 1000) == questions
