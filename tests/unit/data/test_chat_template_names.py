@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from search_r1.data.chat_templates import choose_chat_template
@@ -54,3 +57,12 @@ def test_a_base_model_gets_the_named_template(name: str, expected: str) -> None:
 def test_a_name_that_does_not_fit_is_refused_with_a_remedy(template: str, name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         choose_chat_template(with_template(template), name)
+
+
+def test_the_page_names_every_chat_template_that_is_known() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_chat_template(with_template(QWEN2_5), "default")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "sft.md").read_text(encoding="utf-8")
+    listed = page.partition("**`data.chat_template`**")[2].partition("A name must fit")[0]
+    known = str(caught.value).partition("(there are ")[2].rstrip(")").split(", ")
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(known)
