@@ -1,8 +1,8 @@
 """Builds what the tool example needs from one seed: `python -m examples.tools.build [--output FOLDER]`.
 
 Takes seconds: a corpus of invented bridges, training and test questions of four kinds, demonstrations, and an untrained
-model with its tokenizer. Some demonstrations guess instead of calling a tool: that is what reinforcement learning is to
-unlearn.
+model with its tokenizer. Questions are drawn independently, so that some openings are asked twice. Some demonstrations
+guess instead of calling a tool: that is what reinforcement learning is to unlearn.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -27,6 +28,7 @@ from examples.quickstart.tokenizer import CHAT_TEMPLATE, END, PAD, START
 from examples.tools.functions import calculator, days_between
 from retriever_server.bm25 import BM25Retriever
 from retriever_server.corpus import Corpus
+from search_r1.backends.model import save_causal_lm
 from search_r1.environments.passages import passage_line
 from search_r1.environments.search_tool import search_tool
 from search_r1.environments.tools import json_body, tool_response
@@ -137,7 +139,8 @@ def build(output: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> None:
     write_json_lines(output / "demonstrations_val.jsonl", rows[:held_out])
     tokenizer = train_tokenizer(rows)
     tokenizer.save_pretrained(output / "untrained")
-    untrained_model(tokenizer).save_pretrained(output / "untrained")
+    model = untrained_model(tokenizer)
+    save_causal_lm(model, model.state_dict(), str(output / "untrained"))
 
 
 def make_demonstrations(
@@ -286,7 +289,9 @@ def write_json_lines(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("outputs/tools"))
-    build(parser.parse_args().output)
+    output = parser.parse_args().output
+    build(output)
+    sys.stderr.write(f"wrote {output}\n")
 
 
 if __name__ == "__main__":
