@@ -141,7 +141,7 @@ def test_the_optimizer_raises_the_reward(tmp_path: Path, url: str) -> None:
         (["policy.optimm.lr=1"], "did you mean policy.optim"),
         (["rollout.max_prompt_length=100000"], "positions"),
         (["rollout.group_size=0"], "above 0"),
-        (["engine.tensor_parallel_size=3"], "does not divide the 2 attention heads"),
+        (["engine.tensor_parallel_size=3"], "2 attention heads over 1 key/value heads"),
         (["model.lora.rank=4", "model.lora.targets=[q_porj]"], "q_porj names no linear layer"),
     ],
 )
