@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tools")
     example.build(path, num_demonstrations=64)
     tokenizer = AutoTokenizer.from_pretrained(path / "untrained")
-    example.untrained_model(tokenizer, hidden_size=64, num_layers=2).save_pretrained(path / "untrained")
+    example.untrained_model(tokenizer, num_layers=2).save_pretrained(path / "untrained")
     rng = random.Random(0)
     bridges = example.Bridges(random.Random(example.SEED), example.NUM_BRIDGES)
     run = example.make_runner(bridges, path / "corpus.jsonl")
@@ -101,13 +101,24 @@ def test_what_sft_learns_is_token_by_token_what_a_rollout_holds(folder: Path, tr
         assert list(mask) == sampled
 
 
+def evaluated(folder: Path, url: str, name: str, *overrides: str) -> list[dict[str, Any]]:
+    kept = [word for word in arguments(folder, url) if not word.startswith(("run_dir", "data.train_files"))]
+    assert evaluate([*kept, *overrides, "--output", f"{folder}/{name}"]) == 0
+    return records(folder / name / "questions.jsonl")
+
+
 def test_langgraph_gives_the_same_greedy_trajectories(folder: Path, url: str, trained: Path) -> None:
-    overrides = [word for word in arguments(folder, url) if not word.startswith(("run_dir", "data.train_files"))]
-    for executor in ("plain", "langgraph"):
-        assert evaluate([*overrides, f"environment.executor={executor}", "--output", f"{folder}/{executor}"]) == 0
-    plain, through = (records(folder / name / "questions.jsonl") for name in ("plain", "langgraph"))
+    executors = ("plain", "langgraph")
+    plain, through = (evaluated(folder, url, name, f"environment.executor={name}") for name in executors)
     assert [row["token_ids"] for row in plain] == [row["token_ids"] for row in through]
     assert [len(row["turns"]) for row in plain] == [2, 2]
+
+
+@pytest.mark.vllm
+def test_vllm_and_its_asynchronous_schedule_give_the_same_greedy_trajectories(folder: Path, url: str) -> None:
+    hf, vllm = (evaluated(folder, url, name, f"engine={name}") for name in ("hf", "vllm"))
+    assert [row["token_ids"] for row in hf] == [row["token_ids"] for row in vllm]
+    assert [len(row["turns"]) for row in vllm] == [2, 2]
 
 
 @pytest.mark.parametrize(
